@@ -1,0 +1,1 @@
+"""Places the services: plain processes, one process, or Ray."""

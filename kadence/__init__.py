@@ -1,0 +1,1 @@
+"""Kadence: speculative decoding as a cluster. SDK surface; see `Client` and `AsyncClient`."""

@@ -1,0 +1,1 @@
+"""Generated contracts between the cluster's own services; not for users."""

@@ -1,0 +1,1 @@
+"""The cluster's services and what they share."""

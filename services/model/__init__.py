@@ -1,0 +1,1 @@
+"""Model pieces shared by the target and the drafters."""

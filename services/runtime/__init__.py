@@ -1,0 +1,1 @@
+"""The process shell the services share; it knows no tokens."""

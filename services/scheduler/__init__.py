@@ -1,0 +1,1 @@
+"""Gateway, admission, routing and policy; never imports torch."""
