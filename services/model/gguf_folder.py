@@ -15,7 +15,7 @@ from services.model import gguf_tokenizer, gguf_weights
 
 
 def convert(source: Path, folder: Path) -> None:
-    """Fills the existing, empty `folder` from the GGUF file `source`. Raises CheckpointError, with the folder half full."""
+    """Fills the existing, empty `folder` from the GGUF file `source`. On CheckpointError the folder is half full."""
     file = gguf_weights.open_gguf(source)
     cfg = gguf_weights.config(file)
     _write_json(folder / "config.json", cfg)
