@@ -270,9 +270,7 @@ async def test_calls_are_counted() -> None:
         assert value("grpc_server_handling_seconds_count", labels) == 2
 
 
-async def _drain(
-    queue: asyncio.Queue[Request | None], closed: asyncio.Event | None = None
-) -> AsyncIterator[Request]:
+async def _drain(queue: asyncio.Queue[Request | None], closed: asyncio.Event | None = None) -> AsyncIterator[Request]:
     try:
         while (request := await queue.get()) is not None:
             yield request
