@@ -47,3 +47,24 @@ def write_state(state: Mapping[str, Any]) -> None:
 def remove_state() -> None:
     """Forgets the cluster; fine if there is no record."""
     state_path().unlink(missing_ok=True)
+
+
+def find_endpoint(explicit: str | None) -> str:
+    """The "host:port" to dial: what was given, else $KADENCE_ENDPOINT, else that of the running local cluster.
+
+    Raises ConfigError if there is none or it is malformed.
+    """
+    for origin, endpoint in (("endpoint", explicit), ("KADENCE_ENDPOINT", os.environ.get("KADENCE_ENDPOINT"))):
+        if endpoint:
+            return _checked(origin, endpoint)
+    state = read_state()
+    if state is None:
+        raise ConfigError("no cluster is known: start one with `kadence up`, or set KADENCE_ENDPOINT=host:port")
+    return _checked(str(state_path()), str(state.get("endpoint", "")))
+
+
+def _checked(origin: str, endpoint: str) -> str:
+    host, _, port = endpoint.rpartition(":")
+    if not host or "/" in host or not (port.isascii() and port.isdigit() and 0 < int(port) < 65536):
+        raise ConfigError(f"{origin}: {endpoint!r} is not host:port with a port of 1 to 65535")
+    return endpoint

@@ -1,0 +1,179 @@
+"""The asynchronous client, on grpc.aio."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import Any, Self, Unpack
+
+import grpc
+
+from kadence import _convert, _core, _state
+from kadence._answer import Answer
+from kadence.errors import APIError, RequestCancelledError
+from kadence.types import Chunk, ClusterStatus, GenerateOptions, GenerateResult, ModelInfo, RetryConfig
+from kadence.v1 import inference_pb2, inference_pb2_grpc
+
+
+class AsyncClient:
+    """A connection to a cluster, of one event loop. Use it as an async context manager, or await close().
+
+    `endpoint` is "host:port"; left out, $KADENCE_ENDPOINT or the cluster that `kadence up` started. `timeout` is in
+    seconds per generation. Nothing is dialled before the first call. Raises ConfigError if no endpoint is known.
+    """
+
+    def __init__(
+        self,
+        endpoint: str | None = None,
+        *,
+        timeout: float = _core.DEFAULT_TIMEOUT,
+        retry: RetryConfig | None = None,
+        metadata: Mapping[str, str] | None = None,
+    ) -> None:
+        self.endpoint = _state.find_endpoint(endpoint)
+        self._settings = _core.Settings(timeout, retry or RetryConfig(), dict(metadata or {}))
+        self._channel: grpc.aio.Channel | None = None
+        self._closed = False
+
+    async def generate(self, prompt: str | None = None, **options: Unpack[GenerateOptions]) -> GenerateResult:
+        """The whole answer to a prompt, messages or token ids. Raises an APIError of kadence.errors."""
+        async with self.stream(prompt, **options) as stream:
+            async for _ in stream:
+                pass
+            return stream.result
+
+    def stream(self, prompt: str | None = None, **options: Unpack[GenerateOptions]) -> AsyncStream:
+        """The answer piece by piece: an async iterator over Chunks. Leaving its `async with` block early cancels."""
+        prepared = _core.prepare(self._settings, prompt, options)
+        return AsyncStream(self._stub().Generate, prepared, self._settings.retry)
+
+    async def models(self, *, timeout: float | None = None) -> tuple[ModelInfo, ...]:  # noqa: ASYNC109 (as in Client)
+        """The models served. Raises an APIError of kadence.errors."""
+        seconds = self._settings.call_timeout(timeout, _core.QUERY_TIMEOUT)
+        return _convert.models(await self._query(self._stub().ListModels, inference_pb2.ListModelsRequest(), seconds))
+
+    async def status(self, *, timeout: float | None = None) -> ClusterStatus:  # noqa: ASYNC109 (as in Client)
+        """A snapshot of the cluster. Raises an APIError of kadence.errors."""
+        seconds = self._settings.call_timeout(timeout, _core.QUERY_TIMEOUT)
+        return _convert.status(await self._query(self._stub().GetStatus, inference_pb2.GetStatusRequest(), seconds))
+
+    async def close(self) -> None:
+        """Cancels what is running and closes the connection. Calls after it raise RuntimeError."""
+        self._closed = True
+        if self._channel is not None:
+            await self._channel.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    def _stub(self) -> Any:
+        if self._closed:
+            raise RuntimeError("the client is closed")
+        if self._channel is None:  # a channel belongs to the loop that runs when it is made
+            self._channel = grpc.aio.insecure_channel(self.endpoint, options=_core.channel_options(self.endpoint))
+        return inference_pb2_grpc.InferenceServiceStub(self._channel)
+
+    async def _query(self, method: Callable[..., Any], request: Any, seconds: float) -> Any:
+        metadata = self._settings.call_metadata(None)
+        course = _core.Course(seconds, self._settings.retry, time.monotonic())
+        while True:
+            try:
+                return await method(request, timeout=course.remaining(time.monotonic()), metadata=metadata)
+            except grpc.aio.AioRpcError as raised:
+                error = _error(raised)
+                delay = course.delay_after(error, False, time.monotonic(), random.random())
+                if delay is None:
+                    raise error from raised
+            await asyncio.sleep(delay)
+
+
+class AsyncStream:
+    """An answer that is arriving. Iterate it; `result` is there after the end."""
+
+    def __init__(self, method: Callable[..., Any], prepared: _core.Prepared, retry: RetryConfig) -> None:
+        self._method = method
+        self._prepared = prepared
+        self._course = _core.Course(prepared.timeout, retry, time.monotonic())
+        self._answer = Answer()
+        self._cancelled = asyncio.Event()
+        self._call = self._open()
+
+    @property
+    def result(self) -> GenerateResult:
+        """The finished answer. Raises RuntimeError before the iteration's end."""
+        return self._answer.result
+
+    @property
+    def request_id(self) -> str:
+        """The effective request id; empty before the first chunk."""
+        return self._answer.request_id
+
+    def cancel(self) -> None:
+        """Tells the server to stop; further iteration raises RequestCancelledError. Nothing happens after the end."""
+        self._cancelled.set()
+        self._call.cancel()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Chunk:
+        while True:
+            try:
+                response = await self._call.read()
+                if response is grpc.aio.EOF:
+                    self._answer.end()
+                    raise StopAsyncIteration
+                chunk = self._answer.feed(response)
+            except grpc.aio.AioRpcError as raised:
+                if self._answer.finished:
+                    raise StopAsyncIteration from None
+                await self._retry(_error(raised, self.request_id), raised)
+            except asyncio.CancelledError:
+                # grpc.aio raises it for a call that cancel() or close() ended as well as for a task that is cancelled.
+                if not _task_is_cancelled():
+                    raise RequestCancelledError("cancelled by the client", request_id=self.request_id) from None
+                raise
+            else:
+                if chunk is not None:
+                    return chunk
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
+        self.cancel()
+
+    def _open(self) -> Any:
+        remaining = self._course.remaining(time.monotonic())
+        return self._method(self._prepared.request, timeout=remaining, metadata=self._prepared.metadata)
+
+    async def _retry(self, error: APIError, cause: Exception) -> None:
+        """Waits and opens the call anew, or raises `error`."""
+        delay = self._course.delay_after(error, self._answer.begun, time.monotonic(), random.random())
+        if delay is None:
+            raise error from cause
+        try:
+            await asyncio.wait_for(self._cancelled.wait(), delay)
+        except TimeoutError:
+            self._call = self._open()
+        else:
+            raise RequestCancelledError("cancelled by the client") from cause
+
+
+def _task_is_cancelled() -> bool:
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+def _error(raised: grpc.aio.AioRpcError, request_id: str = "") -> APIError:
+    return _core.error_of(raised.code().name, raised.details(), raised.trailing_metadata(), request_id)

@@ -1,0 +1,160 @@
+"""The synchronous client, on grpc."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import Any, Self, TypeVar, Unpack
+
+import grpc
+
+from kadence import _convert, _core, _state
+from kadence._answer import Answer
+from kadence.errors import APIError, RequestCancelledError
+from kadence.types import Chunk, ClusterStatus, GenerateOptions, GenerateResult, ModelInfo, RetryConfig
+from kadence.v1 import inference_pb2, inference_pb2_grpc
+
+T = TypeVar("T")
+
+
+class Client:
+    """A connection to a cluster; threads may share it. Use it as a context manager, or call close().
+
+    `endpoint` is "host:port"; left out, $KADENCE_ENDPOINT or the cluster that `kadence up` started. `timeout` is in
+    seconds per generation. Nothing is dialled before the first call. Raises ConfigError if no endpoint is known.
+    """
+
+    def __init__(
+        self,
+        endpoint: str | None = None,
+        *,
+        timeout: float = _core.DEFAULT_TIMEOUT,
+        retry: RetryConfig | None = None,
+        metadata: Mapping[str, str] | None = None,
+    ) -> None:
+        self.endpoint = _state.find_endpoint(endpoint)
+        self._settings = _core.Settings(timeout, retry or RetryConfig(), dict(metadata or {}))
+        self._channel = grpc.insecure_channel(self.endpoint, options=_core.channel_options(self.endpoint))
+        self._closed = False
+
+    def generate(self, prompt: str | None = None, **options: Unpack[GenerateOptions]) -> GenerateResult:
+        """The whole answer to a prompt, messages or token ids. Raises an APIError of kadence.errors."""
+        with self.stream(prompt, **options) as stream:
+            for _ in stream:
+                pass
+            return stream.result
+
+    def stream(self, prompt: str | None = None, **options: Unpack[GenerateOptions]) -> Stream:
+        """The answer piece by piece: an iterator over Chunks. Leaving its `with` block early cancels the request."""
+        return Stream(self._stub().Generate, _core.prepare(self._settings, prompt, options), self._settings.retry)
+
+    def models(self, *, timeout: float | None = None) -> tuple[ModelInfo, ...]:
+        """The models served. Raises an APIError of kadence.errors."""
+        return _convert.models(self._query(self._stub().ListModels, inference_pb2.ListModelsRequest(), timeout))
+
+    def status(self, *, timeout: float | None = None) -> ClusterStatus:
+        """A snapshot of the cluster. Raises an APIError of kadence.errors."""
+        return _convert.status(self._query(self._stub().GetStatus, inference_pb2.GetStatusRequest(), timeout))
+
+    def close(self) -> None:
+        """Cancels what is running and closes the connection. Calls after it raise RuntimeError."""
+        self._closed = True
+        self._channel.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def _stub(self) -> Any:
+        if self._closed:
+            raise RuntimeError("the client is closed")
+        return inference_pb2_grpc.InferenceServiceStub(self._channel)
+
+    def _query(self, method: Callable[..., T], request: Any, timeout: float | None) -> T:
+        seconds = self._settings.call_timeout(timeout, _core.QUERY_TIMEOUT)
+        metadata = self._settings.call_metadata(None)
+        course = _core.Course(seconds, self._settings.retry, time.monotonic())
+        while True:
+            try:
+                return method(request, timeout=course.remaining(time.monotonic()), metadata=metadata)
+            except grpc.RpcError as raised:
+                error = _error(raised)
+                delay = course.delay_after(error, False, time.monotonic(), random.random())
+                if delay is None:
+                    raise error from raised
+            time.sleep(delay)
+
+
+class Stream:
+    """An answer that is arriving. Iterate it; `result` is there after the end. cancel() works from any thread."""
+
+    def __init__(self, method: Callable[..., Any], prepared: _core.Prepared, retry: RetryConfig) -> None:
+        self._method = method
+        self._prepared = prepared
+        self._course = _core.Course(prepared.timeout, retry, time.monotonic())
+        self._answer = Answer()
+        self._cancelled = threading.Event()
+        self._call = self._open()
+
+    @property
+    def result(self) -> GenerateResult:
+        """The finished answer. Raises RuntimeError before the iteration's end."""
+        return self._answer.result
+
+    @property
+    def request_id(self) -> str:
+        """The effective request id; empty before the first chunk."""
+        return self._answer.request_id
+
+    def cancel(self) -> None:
+        """Tells the server to stop; further iteration raises RequestCancelledError. Nothing happens after the end."""
+        self._cancelled.set()
+        self._call.cancel()
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Chunk:
+        while True:
+            try:
+                chunk = self._answer.feed(next(self._call))
+            except StopIteration:
+                self._answer.end()
+                raise
+            except grpc.RpcError as raised:
+                if self._answer.finished:
+                    raise StopIteration from None
+                self._retry(_error(raised, self.request_id), raised)
+            else:
+                if chunk is not None:
+                    return chunk
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.cancel()
+
+    def _open(self) -> Any:
+        remaining = self._course.remaining(time.monotonic())
+        return self._method(self._prepared.request, timeout=remaining, metadata=self._prepared.metadata)
+
+    def _retry(self, error: APIError, cause: Exception) -> None:
+        """Waits and opens the call anew, or raises `error`."""
+        delay = self._course.delay_after(error, self._answer.begun, time.monotonic(), random.random())
+        if delay is None:
+            raise error from cause
+        if self._cancelled.wait(delay):
+            raise RequestCancelledError("cancelled by the client") from cause
+        self._call = self._open()
+        if self._cancelled.is_set():  # cancel() may have met the old call
+            self._call.cancel()
+
+
+def _error(raised: Any, request_id: str = "") -> APIError:
+    return _core.error_of(raised.code().name, raised.details(), raised.trailing_metadata(), request_id)

@@ -1,0 +1,156 @@
+"""Between the public messages and the SDK's plain types."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from kadence.errors import InternalError, InvalidRequestError
+from kadence.types import (
+    ClusterStatus,
+    FinishReason,
+    GenerateOptions,
+    Message,
+    ModelInfo,
+    ReplicaStatus,
+    Rule,
+    SamplingOptions,
+    Stats,
+)
+from kadence.v1 import inference_pb2, types_pb2
+
+_RULES: dict[str, types_pb2.Rule] = {"match": types_pb2.RULE_MATCH, "ratio": types_pb2.RULE_RATIO}
+_REASONS: dict[int, FinishReason] = {
+    types_pb2.FINISH_REASON_STOP: "stop",
+    types_pb2.FINISH_REASON_LENGTH: "length",
+    types_pb2.FINISH_REASON_CANCELLED: "cancelled",
+}
+_SAMPLING = frozenset(SamplingOptions.__annotations__)
+_CALL = frozenset({"timeout", "metadata"})
+_REQUEST = frozenset(GenerateOptions.__annotations__) - _SAMPLING - _CALL
+
+
+def request(prompt: str | None, options: Mapping[str, Any]) -> inference_pb2.GenerateRequest:
+    """The message for `prompt` and `options` (keys of GenerateOptions). Values are judged by the server, types here.
+
+    Raises TypeError for an unknown option, InvalidRequestError for a value of the wrong type.
+    """
+    for name in options.keys() - _SAMPLING - _REQUEST - _CALL:
+        raise TypeError(f"generate() got an unexpected option {name!r}")
+    message = inference_pb2.GenerateRequest()
+    _assign(message, "prompt", "prompt", prompt)
+    for name in _REQUEST & options.keys():
+        value = options[name]
+        if name == "messages" and value is not None:
+            value = [_chat_message(index, item) for index, item in enumerate(value)]
+        _assign(message, name, name, value)
+    message.sampling.SetInParent()
+    for name in _SAMPLING & options.keys():
+        value = options[name]
+        if name == "rule" and value is not None:
+            if value not in _RULES:
+                raise InvalidRequestError.of("sampling.rule", f"{value!r} is not one of {', '.join(_RULES)}")
+            value = _RULES[value]
+        elif isinstance(value, str):
+            value = [value]  # stop="x" means one string, not its letters
+        _assign(message.sampling, name, f"sampling.{name}", value)
+    return message
+
+
+def rule(value: int) -> Rule:
+    """The rule's name; RULE_UNSPECIFIED counts as the default."""
+    return "ratio" if value == types_pb2.RULE_RATIO else "match"
+
+
+def finish_reason(value: int) -> FinishReason:
+    """The reason's name. Raises InternalError for one that must not be sent."""
+    if value not in _REASONS:
+        raise InternalError(f"the server sent finish reason {value}, which this client does not know")
+    return _REASONS[value]
+
+
+def stats(message: types_pb2.GenerationStats) -> Stats:
+    """Statistics as a plain type."""
+    return Stats(
+        steps=message.steps,
+        drafted=message.drafted,
+        verified=message.verified,
+        accepted=message.accepted,
+        committed=message.committed,
+        k_hist=tuple(message.k_hist),
+        cached_tokens=message.cached_tokens,
+    )
+
+
+def models(response: inference_pb2.ListModelsResponse) -> tuple[ModelInfo, ...]:
+    """The served models as plain types."""
+    return tuple(
+        ModelInfo(
+            name=model.name,
+            max_model_len=model.max_model_len,
+            vocab_size=model.vocab_size,
+            drafter_kind=model.drafter_kind,
+        )
+        for model in response.models
+    )
+
+
+def status(response: inference_pb2.GetStatusResponse) -> ClusterStatus:
+    """The snapshot as plain types."""
+    return ClusterStatus(
+        policy=response.policy,
+        policy_epoch=response.policy_epoch,
+        requests_in_flight=response.requests_in_flight,
+        requests_queued=response.requests_queued,
+        replicas=tuple(_replica(replica) for replica in response.replicas),
+    )
+
+
+def _replica(message: inference_pb2.ReplicaStatus) -> ReplicaStatus:
+    return ReplicaStatus(
+        replica_id=message.replica_id,
+        kind=message.kind,
+        address=message.address,
+        state=message.state,
+        serves=message.serves,
+        metrics_address=message.metrics_address,
+        pid=message.pid,
+        running=message.running,
+        waiting=message.waiting,
+        kv_pages_used=message.kv_pages_used,
+        kv_pages_total=message.kv_pages_total,
+        policy_epoch=message.policy_epoch,
+        stats=stats(message.stats),
+    )
+
+
+def _chat_message(index: int, item: Message | Mapping[str, str]) -> types_pb2.ChatMessage:
+    if isinstance(item, Message):
+        item = {"role": item.role, "content": item.content}
+    if not isinstance(item, Mapping) or item.keys() != {"role", "content"}:
+        raise InvalidRequestError.of(f"messages[{index}]", "is not an object of exactly role and content")
+    message = types_pb2.ChatMessage()
+    for name, value in item.items():
+        _assign(message, name, f"messages[{index}].{name}", value)
+    return message
+
+
+def _assign(message: Any, name: str, path: str, value: Any) -> None:
+    """Sets one field; None leaves it absent. Raises InvalidRequestError naming `path` if the type does not fit."""
+    if value is None:
+        return
+    try:
+        if isinstance(value, Mapping):
+            getattr(message, name).update(value)
+        elif isinstance(value, Sequence) and not isinstance(value, str | bytes):
+            getattr(message, name).extend(value)
+        else:
+            setattr(message, name, value)
+    # protobuf raises AttributeError for a single value where a list belongs.
+    except (TypeError, ValueError, AttributeError) as error:
+        raise InvalidRequestError.of(path, f"{_short(value)} does not fit ({error})") from error
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -1,0 +1,131 @@
+"""What both clients share, without I/O: channel options, a call's time and retries, errors."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from kadence import _convert, _status
+from kadence.errors import APIError, InvalidRequestError, OverloadedError, UnavailableError
+from kadence.types import RetryConfig
+from kadence.v1 import inference_pb2
+
+DEFAULT_TIMEOUT = 300.0
+"""Seconds for a generation, unless the client or the call says otherwise."""
+QUERY_TIMEOUT = 10.0
+"""Seconds for models() and status(), unless the call says otherwise."""
+
+MAX_MESSAGE_BYTES = 32 * 1024 * 1024
+CHANNEL_OPTIONS: tuple[tuple[str, Any], ...] = (
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.keepalive_time_ms", 30_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    # Retries are ours: gRPC's own would not respect "nothing before the first message" and would multiply.
+    ("grpc.enable_retries", 0),
+    # gRPC waits a second before it dials again; within that time a retry fails without having tried.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 2_000),
+)
+
+_METADATA_KEY = re.compile(r"[0-9a-z_.-]+\Z")
+_METADATA_VALUE = re.compile(r"[\x20-\x7e]*\Z")
+Pairs = tuple[tuple[str, str], ...]
+
+
+def channel_options(endpoint: str) -> tuple[tuple[str, Any], ...]:
+    """The options for a channel to `endpoint`; a proxy from the environment is no way to this very machine."""
+    host = endpoint.rpartition(":")[0]
+    local = host in ("localhost", "[::1]") or host.startswith("127.")
+    return (*CHANNEL_OPTIONS, ("grpc.enable_http_proxy", 0)) if local else CHANNEL_OPTIONS
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a client applies to each of its calls."""
+
+    timeout: float = DEFAULT_TIMEOUT
+    retry: RetryConfig = field(default_factory=RetryConfig)
+    metadata: Mapping[str, str] = field(default_factory=dict)
+
+    def call_timeout(self, timeout: float | None, default: float | None = None) -> float:
+        """Seconds for one call. Raises InvalidRequestError unless it is positive and finite."""
+        chosen = timeout if timeout is not None else default if default is not None else self.timeout
+        if not isinstance(chosen, int | float) or not math.isfinite(chosen) or chosen <= 0:
+            raise InvalidRequestError.of("timeout", f"{chosen!r} is not a positive, finite number of seconds")
+        return float(chosen)
+
+    def call_metadata(self, metadata: Mapping[str, str] | None) -> Pairs:
+        """The client's metadata under the call's. Raises InvalidRequestError for what gRPC cannot carry."""
+        pairs = {**self.metadata, **(metadata or {})}
+        for key, value in pairs.items():
+            if not (isinstance(key, str) and _METADATA_KEY.match(key)) or key.endswith("-bin"):
+                raise InvalidRequestError.of(
+                    "metadata", f"key {key!r} is not of lower-case letters, digits, '_', '-', '.'"
+                )
+            if not (isinstance(value, str) and _METADATA_VALUE.match(value)):
+                raise InvalidRequestError.of("metadata", f"the value of {key} is not printable ASCII text")
+        return tuple(pairs.items())
+
+
+class Course:
+    """How one call stands: the time it has left, and whether a failed try is followed by another."""
+
+    def __init__(self, timeout: float, retry: RetryConfig, now: float) -> None:
+        self._deadline = now + timeout
+        self._retry = retry
+        self._failures = 0
+
+    def remaining(self, now: float) -> float:
+        """Seconds left; gRPC takes 0 as already over."""
+        return max(0.0, self._deadline - now)
+
+    def delay_after(self, error: APIError, begun: bool, now: float, chance: float) -> float | None:
+        """Seconds to wait before the next try, or None if `error` is final.
+
+        `begun` tells whether the answer had begun; `chance` is a random number in [0, 1).
+        """
+        advice = error.retry_after if isinstance(error, OverloadedError) else 0.0
+        worth_it = isinstance(error, UnavailableError) or advice > 0
+        self._failures += 1
+        if begun or not worth_it or self._failures >= self._retry.attempts or advice > self._retry.max_delay:
+            return None
+        backoff = self._retry.initial_delay * self._retry.multiplier ** (self._failures - 1)
+        delay = min(backoff, self._retry.max_delay) * (1 + self._retry.jitter * (2 * chance - 1))
+        delay = max(delay, advice)
+        return delay if delay < self.remaining(now) else None
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A generation, ready to be sent."""
+
+    request: inference_pb2.GenerateRequest
+    timeout: float
+    metadata: Pairs
+
+
+def prepare(settings: Settings, prompt: str | None, options: Mapping[str, Any]) -> Prepared:
+    """The message, time and metadata of a generation; `options` has keys of GenerateOptions.
+
+    Raises TypeError for an unknown option, InvalidRequestError for a value of the wrong type.
+    """
+    return Prepared(
+        request=_convert.request(prompt, options),
+        timeout=settings.call_timeout(options.get("timeout")),
+        metadata=settings.call_metadata(options.get("metadata")),
+    )
+
+
+def error_of(
+    code_name: str, message: str | None, trailing: Iterable[tuple[str, str | bytes]] | None, request_id: str = ""
+) -> APIError:
+    """The exception for a failed call; `request_id` is used where the server names none."""
+    details = next((value for key, value in trailing or () if key == _status.DETAILS_KEY), None)
+    error = _status.decode(code_name, message or code_name, details if isinstance(details, bytes) else None)
+    error.request_id = error.request_id or request_id
+    return error

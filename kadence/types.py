@@ -1,0 +1,188 @@
+"""What goes into a request and what comes out of it, as plain immutable types."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, TypedDict
+
+Rule = Literal["match", "ratio"]
+FinishReason = Literal["stop", "length", "cancelled"]
+
+
+@dataclass(frozen=True)
+class Message:
+    """One message of a conversation; role is "system", "user" or "assistant"."""
+
+    role: str
+    content: str
+
+
+class SamplingOptions(TypedDict, total=False):
+    """How tokens are drawn. An option that is left out, or None, takes the server's default, named in brackets."""
+
+    temperature: float | None
+    """[0] Softmax temperature, 0..100; 0 is greedy."""
+    top_p: float | None
+    """[1] Nucleus mass in (0, 1]."""
+    top_k: int | None
+    """[0] Keep the k likeliest tokens; 0 keeps all."""
+    min_p: float | None
+    """[0] Drop tokens below min_p times the best probability."""
+    seed: int | None
+    """[random] Noise seed, unsigned 64 bits; the result holds the effective one."""
+    max_tokens: int | None
+    """[up to the context length, at most 1024] Tokens to produce, >= 1."""
+    min_tokens: int | None
+    """[0] No end before this many tokens."""
+    stop: str | Sequence[str] | None
+    """Generation ends before the first of these strings; at most 16 of at most 256 bytes."""
+    stop_token_ids: Sequence[int] | None
+    """Generation ends with the first of these ids, beside the model's own; at most 64."""
+    ignore_eos: bool | None
+    """[False] Go on past the model's end-of-sequence ids."""
+    rule: Rule | None
+    """["match"] How drafts are accepted; both rules are exact."""
+    max_draft_tokens: int | None
+    """[the policy's] Most draft tokens verified per step; 0 switches speculation off."""
+    repetition_penalty: float | None
+    """[1] Divides (multiplies) positive (negative) logits of tokens already seen."""
+    presence_penalty: float | None
+    """[0] Subtracted once from logits of tokens already produced."""
+    frequency_penalty: float | None
+    """[0] Subtracted per occurrence from logits of tokens already produced."""
+    logit_bias: Mapping[int, float] | None
+    """Added to the logits of these ids."""
+    allowed_token_ids: Sequence[int] | None
+    """Only these ids may be produced; empty allows all."""
+    bad_words: Sequence[str] | None
+    """These strings may not be produced."""
+    priority: float | None
+    """[1] Weight of this request's expected tokens when rows are scarce."""
+
+
+class GenerateOptions(SamplingOptions, total=False):
+    """Everything a generation takes beside `prompt`. Exactly one of prompt, messages, prompt_token_ids is set."""
+
+    messages: Sequence[Message | Mapping[str, str]] | None
+    """A conversation, rendered with the model's chat template."""
+    prompt_token_ids: Sequence[int] | None
+    """Token ids, used as they stand."""
+    model: str
+    """Served model name; left out, the only one."""
+    request_id: str
+    """Appears in the server's logs; left out, the server chooses. At most 128 bytes."""
+    timeout: float | None
+    """Seconds for the whole request, retries included; left out, the client's."""
+    metadata: Mapping[str, str] | None
+    """gRPC metadata of this request, over the client's."""
+
+
+@dataclass(frozen=True)
+class RetryConfig:
+    """When a call is tried again: only if the server cannot be reached or asks for it, and nothing has arrived yet."""
+
+    attempts: int = 4
+    """Tries in all; 1 never retries."""
+    initial_delay: float = 0.1
+    """Seconds before the second try."""
+    multiplier: float = 2.0
+    """Each further delay is this much longer."""
+    max_delay: float = 5.0
+    """Longest delay, seconds; a server that asks for more is not tried again."""
+    jitter: float = 0.2
+    """Share of a delay that is drawn at random, so that clients do not return together."""
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Newly produced tokens; the text may lag the ids by an incomplete character or a possible stop string."""
+
+    token_ids: tuple[int, ...]
+    text: str
+
+
+@dataclass(frozen=True)
+class Stats:
+    """Speculation statistics; steps that verified and committed, prefill's first token not counted."""
+
+    steps: int = 0
+    drafted: int = 0
+    verified: int = 0
+    accepted: int = 0
+    committed: int = 0
+    k_hist: tuple[int, ...] = ()
+    """k_hist[k] counts the steps that verified k drafted tokens."""
+    cached_tokens: int = 0
+    """Prompt tokens whose KV was reused instead of computed."""
+
+    @property
+    def acceptance_length(self) -> float:
+        """Tokens committed per step, the target's own included; 0.0 if there was no step."""
+        return self.committed / self.steps if self.steps else 0.0
+
+
+@dataclass(frozen=True)
+class GenerateResult:
+    """A finished answer."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason
+    stats: Stats
+    prompt_token_ids: tuple[int, ...]
+    """The prompt after chat template and tokenizer."""
+    seed: int
+    """Effective seed: the same request with it gives the same answer."""
+    rule: Rule
+    model: str
+    request_id: str
+    stop_match: str = ""
+    """The stop string, or the id as text, that ended the answer; empty if none did."""
+    attempt: int = 0
+    """0 for a first try, one more after each fail-over."""
+
+
+@dataclass(frozen=True)
+class ModelInfo:
+    """A served model."""
+
+    name: str
+    max_model_len: int
+    """Longest prompt plus answer, tokens."""
+    vocab_size: int
+    drafter_kind: str
+
+
+@dataclass(frozen=True)
+class ReplicaStatus:
+    """One replica as the scheduler sees it."""
+
+    replica_id: str
+    kind: str
+    """"scheduler", "verifier" or "drafter"."""
+    address: str
+    state: str
+    """"ready", "draining" or "lost"."""
+    serves: str = ""
+    """Model or drafter kind."""
+    metrics_address: str = ""
+    pid: int = 0
+    running: int = 0
+    waiting: int = 0
+    kv_pages_used: int = 0
+    kv_pages_total: int = 0
+    policy_epoch: str = ""
+    stats: Stats = field(default_factory=Stats)
+    """Totals since start."""
+
+
+@dataclass(frozen=True)
+class ClusterStatus:
+    """A snapshot of the cluster."""
+
+    policy: str
+    policy_epoch: str
+    requests_in_flight: int
+    requests_queued: int
+    replicas: tuple[ReplicaStatus, ...]
