@@ -1,0 +1,274 @@
+"""The SDK's core without I/O: requests, answers, time and retries, endpoints."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import kadence
+from kadence import _convert, _core, _state, types
+from kadence._answer import Answer
+from kadence.errors import (
+    APIError,
+    ConfigError,
+    InternalError,
+    InvalidRequestError,
+    NotFoundError,
+    OverloadedError,
+    UnavailableError,
+)
+from kadence.types import Chunk, GenerateOptions, RetryConfig, SamplingOptions, Stats
+from kadence.v1 import inference_pb2, types_pb2
+from tests.support import scripted
+
+# A value other than the proto's zero for each sampling option.
+SAMPLING: dict[str, Any] = {
+    "temperature": 0.5,
+    "top_p": 0.25,
+    "top_k": 3,
+    "min_p": 0.125,
+    "seed": 2**64 - 1,
+    "max_tokens": 5,
+    "min_tokens": 2,
+    "stop": ["a", "b"],
+    "stop_token_ids": [4, 5],
+    "ignore_eos": True,
+    "rule": "ratio",
+    "max_draft_tokens": 0,
+    "repetition_penalty": 1.5,
+    "presence_penalty": 0.5,
+    "frequency_penalty": -0.5,
+    "logit_bias": {3: -1.0},
+    "allowed_token_ids": [1, 2],
+    "bad_words": ["x"],
+    "priority": 2.0,
+}
+
+
+def test_exports_are_complete() -> None:
+    assert all(hasattr(kadence, name) for name in kadence.__all__)
+    public = {
+        name
+        for name in vars(types)
+        if isinstance(vars(types)[name], type) and vars(types)[name].__module__ == types.__name__
+    }
+    errors = {error.__name__ for error in [kadence.KadenceError, *_subclasses(kadence.KadenceError)]}
+    assert public | errors <= set(kadence.__all__)
+
+
+def _subclasses(of: type) -> list[type]:
+    return [found for child in of.__subclasses__() for found in (child, *_subclasses(child))]
+
+
+def test_every_sampling_option_travels() -> None:
+    assert SAMPLING.keys() == SamplingOptions.__annotations__.keys()
+    message = _convert.request("p", SAMPLING).sampling
+    for name, value in SAMPLING.items():
+        sent = getattr(message, name)
+        if name == "rule":
+            assert sent == types_pb2.RULE_RATIO
+        elif isinstance(value, list | dict):
+            assert type(value)(sent) == value
+        else:
+            assert sent == value and message.HasField(name)
+
+
+def test_what_the_response_cannot_carry_is_not_offered() -> None:
+    """Every field of the message is an option, except those whose results the answer has no room for yet."""
+    fields = set(types_pb2.SamplingOptions.DESCRIPTOR.fields_by_name)
+    assert fields - SamplingOptions.__annotations__.keys() == {"n", "logprobs"}
+
+
+def test_absent_and_none_stay_absent() -> None:
+    message = _convert.request(None, dict.fromkeys(GenerateOptions.__annotations__))
+    assert message == inference_pb2.GenerateRequest(sampling=types_pb2.SamplingOptions())
+    assert _convert.request("", {}).HasField("prompt")
+
+
+def test_conversations_and_ids() -> None:
+    messages = [types.Message("system", "S"), {"role": "user", "content": "U"}]
+    request = _convert.request(None, {"messages": messages, "request_id": "r", "model": "m"})
+    assert [(m.role, m.content) for m in request.messages] == [("system", "S"), ("user", "U")]
+    assert (request.request_id, request.model, request.HasField("prompt")) == ("r", "m", False)
+    assert list(_convert.request(None, {"prompt_token_ids": (1, 2)}).prompt_token_ids) == [1, 2]
+    assert list(_convert.request("p", {"stop": "END"}).sampling.stop) == ["END"]
+
+
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [
+        ({"temperature": "hot"}, "sampling.temperature"),
+        ({"top_k": 2**40}, "sampling.top_k"),
+        ({"top_k": [1]}, "sampling.top_k"),
+        ({"seed": -1}, "sampling.seed"),
+        ({"stop_token_ids": 5}, "sampling.stop_token_ids"),
+        ({"stop_token_ids": ["a"]}, "sampling.stop_token_ids"),
+        ({"logit_bias": {"a": 1}}, "sampling.logit_bias"),
+        ({"rule": "magic"}, "sampling.rule"),
+        ({"prompt_token_ids": [2**31]}, "prompt_token_ids"),
+        ({"messages": ["hi"]}, "messages[0]"),
+        ({"messages": [{"role": "user", "text": "x"}]}, "messages[0]"),
+        ({"messages": [{"role": "user", "content": 1}]}, "messages[0].content"),
+    ],
+)
+def test_wrong_types_name_the_field(options: dict[str, Any], field: str) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        _convert.request(None, options)
+    assert [violation.field for violation in caught.value.violations] == [field]
+    assert "\n" not in str(caught.value)
+
+
+def test_a_huge_value_is_not_echoed() -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        _convert.request(None, {"model": b"\xff" * 1_000_000})
+    assert len(str(caught.value)) < 400
+
+
+def test_unknown_option_is_a_type_error() -> None:
+    with pytest.raises(TypeError, match="max_new_tokens"):
+        _convert.request("p", {"max_new_tokens": 3})
+
+
+def feed(*responses: inference_pb2.GenerateResponse) -> tuple[Answer, list[Chunk]]:
+    answer = Answer()
+    return answer, [found for response in responses if (found := answer.feed(response)) is not None]
+
+
+def test_an_answer_is_typed_and_complete() -> None:
+    answer, chunks = feed(*scripted.HELLO)  # type: ignore[arg-type]
+    assert chunks == [Chunk((10, 11), "Hel"), Chunk((12,), ""), Chunk((13,), "lo "), Chunk((), "you")]
+    result = answer.result
+    assert (result.text, result.token_ids, result.finish_reason) == ("Hello you", (10, 11, 12, 13), "stop")
+    assert (result.prompt_token_ids, result.seed, result.rule) == ((1, 2), 7, "match")
+    assert (result.request_id, result.model, result.attempt) == ("r-1", "tiny", 0)
+    assert result.stats == Stats(4, 12, 10, 6, 10, (1, 0, 2, 1), 3)
+    assert result.stats.acceptance_length == 2.5
+    assert Stats().acceptance_length == 0.0
+    answer.end()
+
+
+@pytest.mark.parametrize(
+    "responses",
+    [
+        (scripted.chunk("x", 1),),
+        (scripted.finished(),),
+        (scripted.started(), scripted.started()),
+        (scripted.started(), scripted.finished(), scripted.chunk("x", 1)),
+        (scripted.started(), scripted.finished(), scripted.finished()),
+        (scripted.started(), scripted.finished(types_pb2.FINISH_REASON_FAILED)),
+    ],
+)
+def test_a_broken_order_is_an_internal_error(responses: tuple[inference_pb2.GenerateResponse, ...]) -> None:
+    with pytest.raises(InternalError):
+        feed(*responses)
+
+
+def test_an_answer_without_an_end() -> None:
+    answer, _ = feed(scripted.started("r-9"))
+    with pytest.raises(RuntimeError):
+        _ = answer.result
+    with pytest.raises(InternalError) as caught:
+        answer.end()
+    assert caught.value.request_id == "r-9"
+
+
+def test_events_of_a_later_version_are_skipped() -> None:
+    assert feed(scripted.started(), inference_pb2.GenerateResponse())[1] == []
+
+
+def delays(
+    errors: list[APIError], retry: RetryConfig, timeout: float = 100.0, chance: float = 0.5
+) -> list[float | None]:
+    course = _core.Course(timeout, retry, now=0.0)
+    return [course.delay_after(error, False, 0.0, chance) for error in errors]
+
+
+def test_back_off_grows_to_a_limit_and_ends() -> None:
+    retry = RetryConfig(attempts=5, initial_delay=1.0, multiplier=3.0, max_delay=5.0, jitter=0.0)
+    assert delays([UnavailableError("x")] * 5, retry) == [1.0, 3.0, 5.0, 5.0, None]
+    assert delays([UnavailableError("x")], RetryConfig(attempts=1)) == [None]
+
+
+def test_jitter_spreads_around_the_delay() -> None:
+    retry = RetryConfig(initial_delay=1.0, jitter=0.2)
+    low, high = (delays([UnavailableError("x")], retry, chance=chance)[0] for chance in (0.0, 0.999))
+    assert low == pytest.approx(0.8) and high == pytest.approx(1.2, abs=1e-3)
+
+
+def test_only_what_may_pass_is_retried() -> None:
+    retry = RetryConfig(initial_delay=0.5, max_delay=5.0, jitter=0.0)
+    assert delays([OverloadedError("busy", retry_after=2.0)], retry) == [2.0]
+    assert delays([OverloadedError("busy", retry_after=0.1)], retry) == [0.5]
+    assert delays([OverloadedError("busy", retry_after=60.0)], retry) == [None]
+    assert delays([OverloadedError("message too large", retry_after=0.0)], retry) == [None]
+    for error in (NotFoundError("x"), InvalidRequestError("x"), InternalError("x")):
+        assert delays([error], retry) == [None]
+
+
+def test_no_retry_once_begun_or_out_of_time() -> None:
+    course = _core.Course(10.0, RetryConfig(), now=100.0)
+    assert course.delay_after(UnavailableError("x"), True, 100.0, 0.5) is None
+    course = _core.Course(10.0, RetryConfig(initial_delay=1.0), now=100.0)
+    assert course.delay_after(UnavailableError("x"), False, 109.5, 0.5) is None
+    assert (course.remaining(104.0), course.remaining(111.0)) == (6.0, 0.0)
+
+
+def test_timeouts_are_finite() -> None:
+    settings = _core.Settings(timeout=12.0)
+    assert _core.Settings().call_timeout(None) == _core.DEFAULT_TIMEOUT
+    assert (settings.call_timeout(None), settings.call_timeout(3), settings.call_timeout(None, 10.0)) == (
+        12.0,
+        3.0,
+        10.0,
+    )
+    for wrong in (0, -1, math.inf, math.nan, "5"):
+        with pytest.raises(InvalidRequestError, match="timeout"):
+            settings.call_timeout(wrong)  # type: ignore[arg-type]
+
+
+def test_metadata_is_merged_and_checked() -> None:
+    settings = _core.Settings(metadata={"a": "1", "b": "1"})
+    assert dict(settings.call_metadata({"b": "2"})) == {"a": "1", "b": "2"}
+    for wrong in ({"Upper": "x"}, {"": "x"}, {"k-bin": "x"}, {"k": "ü"}, {"k": 1}, {"k": "a\nb"}):
+        with pytest.raises(InvalidRequestError, match="metadata"):
+            settings.call_metadata(wrong)  # type: ignore[arg-type]
+
+
+def test_a_proxy_is_ignored_on_this_machine_only() -> None:
+    for local in ("127.0.0.1:1", "localhost:1", "[::1]:1"):
+        assert ("grpc.enable_http_proxy", 0) in _core.channel_options(local)
+    assert ("grpc.enable_http_proxy", 0) not in _core.channel_options("scheduler.example:1")
+
+
+def test_endpoint_order(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("KADENCE_HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("KADENCE_ENDPOINT", raising=False)
+    with pytest.raises(ConfigError, match="kadence up"):
+        _state.find_endpoint(None)
+    _state.write_state({"endpoint": "127.0.0.1:1"})
+    assert _state.find_endpoint(None) == "127.0.0.1:1"
+    monkeypatch.setenv("KADENCE_ENDPOINT", "h:2")
+    assert _state.find_endpoint(None) == "h:2"
+    assert _state.find_endpoint("[::1]:3") == "[::1]:3"
+    _state.remove_state()
+    _state.remove_state()
+    assert _state.read_state() is None
+    assert list((tmp_path / "home").iterdir()) == []
+
+
+@pytest.mark.parametrize("endpoint", ["host", ":1", "host:", "host:0", "host:65536", "http://host:1", "host:x"])
+def test_malformed_endpoints(endpoint: str) -> None:
+    with pytest.raises(ConfigError, match="host:port"):
+        _state.find_endpoint(endpoint)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]"])
+def test_a_damaged_state_file_is_one_clear_line(text: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("KADENCE_HOME", str(tmp_path))
+    (tmp_path / "cluster.json").write_text(text)
+    with pytest.raises(ConfigError, match=r"cluster\.json") as caught:
+        _state.read_state()
+    assert "\n" not in str(caught.value)
