@@ -134,8 +134,7 @@ def parse(cls: type[C], data: Mapping[str, Any], file: str, section: str = "") -
 
 
 def _explain(cls: type[BaseModel], error: Any, section: str) -> str:
-    location = [str(part) for part in error["loc"]] or ["(all)"]
-    *parents, key = location
+    *parents, key = [str(part) for part in error["loc"]] or [""]
     tables = parents if parents and parents[0] in SHARED else [section, *parents]
     table = ".".join(part for part in tables if part)
     where = f"[{table}] " if table else ""
@@ -144,6 +143,8 @@ def _explain(cls: type[BaseModel], error: Any, section: str) -> str:
     if error["type"] == "missing":
         return f"{where}{key} is required"
     reason = str(error["msg"]).removeprefix("Value error, ").replace("Input should", "should")
+    if not key:
+        return f"{where}{reason}"
     return f"{where}{key} = {_text(error['input'])}: {reason}"
 
 
