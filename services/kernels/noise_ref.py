@@ -1,0 +1,50 @@
+"""Addressable Gumbel noise: a pure function of (seed, position, token id), so that drafter and target see the same.
+
+Counter-based and stateless: 32-bit integer mixing only, which numpy, torch and Triton compute alike.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+_MASK64 = (1 << 64) - 1
+
+
+def noise_key(seed: int, position: int, stream: int = 0) -> tuple[int, int]:
+    """Two signed 32-bit words that address one position's noise: splitmix64 (Steele et al. 2014) over the triple."""
+    word = _splitmix64(_splitmix64(_splitmix64(seed & _MASK64) ^ position) ^ stream)
+    return _signed(word & 0xFFFFFFFF), _signed(word >> 32)
+
+
+def gumbel(keys: Tensor, tokens: Tensor) -> Tensor:
+    """keys int32 [n, 2], tokens int32 [n or 1, m] -> float32 [n, m], standard Gumbel, finite (at most 16.7)."""
+    bits = _mix(_mix(tokens ^ keys[:, :1]).add_(keys[:, 1:]))
+    # 23 bits and a half: never 0, never 1, exact in float32.
+    uniform = bits.bitwise_right_shift_(9).bitwise_and_(0x7FFFFF).float().add_(0.5).mul_(2.0**-23)
+    return uniform.log_().neg_().log_().neg_()
+
+
+def _mix(x: Tensor) -> Tensor:
+    """lowbias32 (Wellons 2018): a bijection of 32-bit words; overwrites x. Right shifts are made logical by masks."""
+    x.bitwise_xor_((x >> 16) & 0xFFFF)
+    x.mul_(0x7FEB352D)
+    x.bitwise_xor_((x >> 15) & 0x1FFFF)
+    x.mul_(_signed(0x846CA68B))
+    return x.bitwise_xor_((x >> 16) & 0xFFFF)
+
+
+def _splitmix64(x: int) -> int:
+    x = (x + 0x9E3779B97F4A7C15) & _MASK64
+    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _MASK64
+    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _MASK64
+    return x ^ (x >> 31)
+
+
+def _signed(word: int) -> int:
+    return word - (1 << 32) if word >= 1 << 31 else word
+
+
+def key_tensor(keys: list[tuple[int, int]]) -> Tensor:
+    """Keys as the int32 [n, 2] tensor that `gumbel` takes."""
+    return torch.tensor(keys, dtype=torch.int32).view(-1, 2)

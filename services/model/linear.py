@@ -1,0 +1,37 @@
+"""A bias-free linear layer whose weight is laid out once for the device it runs on."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+# Rows for which oneDNN chooses the blocked weight layout; measured flat between 16 and 128 rows.
+_ROWS_HINT = 64
+
+
+class Linear:
+    """y = x W^T, optionally added to a residual.
+
+    On a CPU in bfloat16 the weight is kept in oneDNN's blocked layout: a plain `F.linear` re-orders it on every call,
+    which costs as much as the product itself for decode shapes.
+    """
+
+    def __init__(self, weight: Tensor) -> None:
+        self.out_features, self.in_features = weight.shape
+        self.packed = (
+            weight.device.type == "cpu" and weight.dtype == torch.bfloat16 and torch.backends.mkldnn.is_available()
+        )
+        self.weight = torch.ops.mkldnn._reorder_linear_weight(weight, _ROWS_HINT) if self.packed else weight
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x [n, in] -> [n, out]."""
+        if self.packed:
+            return torch.ops.mkldnn._linear_pointwise(x, self.weight, None, "none", [], "")
+        return F.linear(x, self.weight)
+
+    def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
+        """residual [n, out] + x [n, in] W^T -> [n, out]."""
+        if self.packed:
+            return torch.ops.mkldnn._linear_pointwise.binary(x, residual, self.weight, None, "add")
+        return residual + F.linear(x, self.weight)

@@ -1,0 +1,91 @@
+"""The one path from logits to a law and to the token that rule `match` draws from it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from services.kernels.noise_ref import gumbel, key_tensor, noise_key
+
+_NOISE_ROWS = 8  # rows whose whole vocabulary is noised at once; keeps the work inside the cache
+
+
+@dataclass(frozen=True)
+class RowLaw:
+    """How one row's token is drawn: the request's law, and the address of its noise (seed, absolute position)."""
+
+    temperature: float
+    top_k: int
+    top_p: float
+    seed: int
+    position: int
+
+    @property
+    def filters(self) -> bool:
+        """Whether some tokens are excluded."""
+        return self.top_k > 0 or self.top_p < 1.0
+
+
+def scale(logits: Tensor, temperature: float) -> Tensor:
+    """Logits [..., V] -> float32 logits at `temperature` > 0."""
+    return logits.float() / temperature
+
+
+def keep(scaled: Tensor, top_k: int, top_p: float) -> Tensor:
+    """Ids (int64, likeliest first, ties smaller id first) that survive top-k, then top-p, of one row `scaled` [V].
+
+    top_k 0 and top_p 1 keep all. top-p keeps the smallest set whose mass, after top-k, reaches it (Holtzman 2020).
+    """
+    ids = torch.arange(scaled.numel())
+    if 0 < top_k < scaled.numel():
+        # Everything not below the k-th value: ties are then cut by id, as everywhere.
+        kth = torch.topk(scaled, top_k, sorted=False).values.min()
+        ids = (scaled >= kth).nonzero().squeeze(1)
+    if top_p < 1.0:
+        # What lies below (1 - top_p) / V each is less than 1 - top_p together: the nucleus is among the rest.
+        mass = torch.softmax(scaled[ids] if top_k else scaled, dim=-1)
+        ids = ids[mass >= (1.0 - top_p) / scaled.numel()]
+    order = torch.sort(scaled[ids], descending=True, stable=True).indices
+    ids = ids[order]
+    if 0 < top_k < scaled.numel():
+        ids = ids[:top_k]
+    if top_p < 1.0:
+        total = scaled if top_k == 0 else scaled[ids]
+        mass = torch.exp(scaled[ids] - torch.logsumexp(total, dim=-1))
+        before = torch.cumsum(mass, dim=-1) - mass
+        ids = ids[: max(1, int((before < top_p).sum()))]
+    return ids
+
+
+def draw(logits: Tensor, laws: list[RowLaw]) -> list[int]:
+    """The target's own token for each row: logits [s, V] -> s ids.
+
+    Temperature 0 takes the best (ties: the smaller id); else Gumbel-max with the row's addressable noise, which draws
+    from softmax(logits / temperature) after filters (Maddison et al. 2014).
+    """
+    chosen = logits.argmax(dim=-1).tolist() if any(law.temperature == 0 for law in laws) else [0] * len(laws)
+    plain = [i for i, law in enumerate(laws) if law.temperature > 0 and not law.filters]
+    for start in range(0, len(plain), _NOISE_ROWS):
+        rows = plain[start : start + _NOISE_ROWS]
+        for row, token in zip(rows, _draw_whole(logits[rows], [laws[i] for i in rows]), strict=True):
+            chosen[row] = token
+    for i, law in enumerate(laws):
+        if law.temperature > 0 and law.filters:
+            chosen[i] = _draw_filtered(logits[i], law)
+    return chosen
+
+
+def _draw_whole(logits: Tensor, laws: list[RowLaw]) -> list[int]:
+    temperature = torch.tensor([[law.temperature] for law in laws])
+    keys = key_tensor([noise_key(law.seed, law.position) for law in laws])
+    tokens = torch.arange(logits.shape[-1], dtype=torch.int32)[None]
+    return (logits.float() / temperature + gumbel(keys, tokens)).argmax(dim=-1).tolist()
+
+
+def _draw_filtered(logits: Tensor, law: RowLaw) -> int:
+    scaled = scale(logits, law.temperature)
+    ids = keep(scaled, law.top_k, law.top_p)
+    noise = gumbel(key_tensor([noise_key(law.seed, law.position)]), ids.to(torch.int32)[None])[0]
+    return int(ids[(scaled[ids] + noise).argmax()])

@@ -1,0 +1,288 @@
+"""The engine: one thread that runs steps; each step admits, drafts, verifies, accepts, commits and emits."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+
+from services.model.probs import draw
+from services.verifier import allocation, batch
+from services.verifier.acceptance import match
+from services.verifier.allocation import Policy
+from services.verifier.drafting import Drafting
+from services.verifier.outcomes import EngineLoad, Pace, StepReport, Totals, Update, ended
+from services.verifier.paged_kv import PagePool, allocate_caches
+from services.verifier.request import FinishReason, Request, Terminal
+from services.verifier.roster import Roster
+from services.verifier.target import Target
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Bounds of the engine, resolved."""
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_waiting: int
+    max_model_len: int
+    num_pages: int
+    page_size: int
+    draft_deadline_seconds: float
+
+
+@dataclass(frozen=True)
+class _Part:
+    """One request's share of a step: the draft to verify, and whether its last row gives a token."""
+
+    request: Request
+    work: batch.Work
+    draft: list[int]
+    drafted: int
+
+
+class Engine:
+    """Owns the target, the KV pages and all request state. `submit`, `stop`, `set_policy`, `load` are thread-safe.
+
+    `on_step` is called in the engine's thread after each step that moved a request.
+    """
+
+    def __init__(
+        self, target: Target, limits: Limits, drafting: Drafting, on_step: Callable[[StepReport], None]
+    ) -> None:
+        self._target = target
+        self._limits = limits
+        self._drafting = drafting
+        self._on_step = on_step
+        self._pool = PagePool(limits.num_pages, limits.page_size)
+        self._caches = allocate_caches(target.arch, limits.num_pages, limits.page_size, target.dtype)
+        self._layout = batch.Layout(limits.num_pages, limits.page_size, target.arch.num_kv_heads, target.dtype)
+        self._roster = Roster(self._pool, limits.max_num_seqs)
+        self._totals = Totals()
+        self._pace = Pace()
+        self._wake = threading.Condition()
+        self._inbox: list[Callable[[list[Update]], None]] = []
+        self._closing = False
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self.policy = Policy()
+        self.beat = time.monotonic()
+        """When the thread last came round; a busy engine whose beat is old hangs."""
+
+    # Called from other threads
+
+    def start(self) -> None:
+        """Starts the engine's thread."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Ends the thread after the step in progress; what still runs is dropped."""
+        self._post(lambda _: setattr(self, "_closing", True))
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def submit(self, request: Request) -> None:
+        """Queues a request; it gets exactly one terminal update."""
+        self._post(lambda updates: self._enter(request, updates))
+
+    def stop(self, request_id: str, attempt: int, terminal: Terminal | None = None) -> None:
+        """Ends a request before the next step, as cancelled unless told otherwise; unknown ones are ignored."""
+        end = terminal or Terminal(FinishReason.CANCELLED)
+
+        def leave(updates: list[Update]) -> None:
+            request = self._roster.find(request_id)
+            if request is not None and request.attempt == attempt:
+                self._end(request, end, updates)
+
+        self._post(leave)
+
+    def set_policy(self, policy: Policy) -> None:
+        """Takes the policy if its epoch is newer than the one in force."""
+        if policy.epoch > self.policy.epoch:
+            self.policy = policy
+
+    @property
+    def busy(self) -> bool:
+        """Whether any request waits or runs."""
+        return len(self._roster) > 0
+
+    def load(self) -> EngineLoad:
+        """A snapshot; numbers may be a step apart from each other when taken from another thread."""
+        return EngineLoad(
+            running=len(self._roster.running),
+            waiting=len(self._roster.waiting),
+            outstanding_tokens=self._roster.outstanding_tokens,
+            pages_used=self._pool.used,
+            pages_total=self._pool.num_pages,
+            step_seconds=self._pace.step_seconds,
+            policy_epoch=self.policy.epoch,
+            stats=replace(self._totals, k_hist=list(self._totals.k_hist), accepted_at=list(self._totals.accepted_at)),
+        )
+
+    # The engine's thread
+
+    def _run(self) -> None:
+        while True:
+            with self._wake:
+                if not self._inbox and not self.busy:
+                    self._idle()
+                    self._wake.wait_for(lambda: self._inbox)
+                inbox, self._inbox = self._inbox, []
+            self.beat = time.monotonic()
+            updates: list[Update] = []
+            for apply in inbox:
+                apply(updates)
+            if self._closing:
+                return
+            try:
+                self.step(updates)
+            except Exception:
+                _log.exception("step failed; its requests fail")
+                self._fail_all(updates)
+
+    def step(self, updates: list[Update]) -> None:
+        """One step; `updates` already holds the ends that came with the inbox."""
+        start = time.perf_counter()
+        self._totals.steps += 1
+        self._roster.admit()
+        self._drafting.ask(self._totals.steps, self._wants())
+        drafts = self._drafting.collect(self._pace.patience(self._limits.draft_deadline_seconds))
+        parts = self._plan(drafts)
+        if parts:
+            self._verify(parts, updates)
+        self._report(updates, time.perf_counter() - start, sum(len(p.work.tokens) for p in parts))
+
+    def _wants(self) -> list[tuple[Request, int]]:
+        policy = self.policy
+        wants = []
+        for r in self._roster.running:
+            most = allocation.wanted(policy, r.sampling.max_draft_tokens, r.remaining) if r.decoding else 0
+            if most:
+                wants.append((r, most))
+        return wants
+
+    def _plan(self, drafts: dict[str, list[int]]) -> list[_Part]:
+        """Decode rows first, then prefill chunks, within the token budget and the pages there are."""
+        budget = self._limits.max_num_batched_tokens
+        decoding = [r for r in self._roster.running if r.decoding][:budget]
+        drafted = [drafts.get(r.request_id, []) for r in decoding]
+        counts = allocation.fit([len(d) for d in drafted], budget)
+        parts: dict[Request, _Part] = {}
+        for request, draft, count in zip(decoding, drafted, counts, strict=True):
+            if request not in self._roster.running:
+                continue  # gave way to an older one
+            kept = draft[:count] if self._pool.reserve(request.pages, 1 + count) else []
+            if self._roster.reserve(request, 1 + len(kept)):
+                parts[request] = self._part(request, request.tokens[-1:] + kept, kept, len(draft))
+        budget -= sum(len(part.work.tokens) for part in parts.values())
+        for request in [r for r in self._roster.running if not r.decoding]:
+            chunk = min(request.pending, budget)
+            if chunk > 0 and request in self._roster.running and self._roster.reserve(request, chunk):
+                committed = request.pages.committed
+                parts[request] = self._part(request, request.tokens[committed : committed + chunk], [], 0)
+                budget -= chunk
+        running = set(self._roster.running)
+        return [part for request, part in parts.items() if request in running]
+
+    def _part(self, request: Request, tokens: list[int], draft: list[int], drafted: int) -> _Part:
+        start = request.pages.committed
+        reaches_end = start + len(tokens) >= len(request.tokens)
+        samples = 1 + len(draft) if reaches_end else 0
+        return _Part(request, batch.Work(tokens, start, samples, request.pages.pages), draft, drafted)
+
+    def _verify(self, parts: list[_Part], updates: list[Update]) -> None:
+        """One ragged target pass over all parts; accepts, commits, and rolls back what was not accepted."""
+        forward, order = batch.plan([part.work for part in parts], self._layout)
+        parts = [parts[i] for i in order]
+        laws = [part.request.law(len(part.request.tokens) + j) for part in parts for j in range(part.work.samples)]
+        with torch.inference_mode():
+            logits = self._target.forward(forward, self._caches)
+            chosen = draw(logits, laws)
+        row = 0
+        for part in parts:
+            self._commit(part, chosen[row : row + part.work.samples], updates)
+            row += part.work.samples
+        drafting = [p for p in parts if p.drafted]
+        if drafting:
+            gained = sum(u.accepted for u in updates)
+            self._pace.add_gain(gained / len(drafting))
+
+    def _commit(self, part: _Part, chosen: list[int], updates: list[Update]) -> None:
+        request, decode_step = part.request, part.request.decoding
+        if not chosen:  # a prefill chunk that does not reach the end
+            self._pool.commit(request.pages, len(part.work.tokens))
+            return
+        accepted = match(part.draft, chosen)
+        base_length = len(request.tokens)
+        tokens, terminal = request.append(chosen[: accepted + 1])
+        # The newest token stays without KV; rejected rows, and rows past the end, are rolled back.
+        self._pool.commit(request.pages, len(request.tokens) - 1 - request.pages.committed)
+        update = Update(
+            request_id=request.request_id,
+            attempt=request.attempt,
+            owner=request.owner,
+            round=request.round,
+            base_length=base_length,
+            tokens=tokens,
+            drafted=part.drafted,
+            verified=len(part.draft),
+            accepted=min(accepted, len(tokens)),
+            decode_step=decode_step,
+            terminal=terminal,
+        )
+        request.round += 1
+        updates.append(update)
+        self._totals.add(update)
+        if not decode_step:
+            self._totals.prompt_tokens += request.prompt_length
+        if terminal is not None:
+            self._leave(request)
+
+    def _report(self, updates: list[Update], seconds: float, rows: int) -> None:
+        if rows:
+            self._pace.add_step(seconds)
+        if updates or rows:
+            self._totals.preemptions = self._roster.preemptions
+            self._on_step(StepReport(self._totals.steps, updates, seconds if rows else 0.0, rows, self.load()))
+
+    def _idle(self) -> None:
+        """Nothing to do: every page must be free, and the drafter learns who left."""
+        self._pool.check()
+        assert self._pool.used == 0, "idle, yet pages are in use"
+        self._drafting.flush()
+
+    def _post(self, apply: Callable[[list[Update]], None]) -> None:
+        with self._wake:
+            self._inbox.append(apply)
+            self._wake.notify()
+
+    def _enter(self, request: Request, updates: list[Update]) -> None:
+        held = self._roster.find(request.request_id)
+        if held is not None and held.attempt >= request.attempt:
+            return  # a duplicate; the one held goes on
+        if held is not None:
+            self._leave(held)  # a newer attempt replaces it; nobody waits for the old one's end
+        if len(self._roster.waiting) >= self._limits.max_waiting:
+            message = f"{self._limits.max_waiting} requests are waiting already"
+            updates.append(ended(request, Terminal(FinishReason.FAILED, code="RESOURCE_EXHAUSTED", message=message)))
+            return
+        self._roster.add(request)
+
+    def _end(self, request: Request, terminal: Terminal, updates: list[Update]) -> None:
+        updates.append(ended(request, terminal))
+        self._leave(request)
+
+    def _leave(self, request: Request) -> None:
+        self._roster.remove(request)
+        self._drafting.forget(request)
+
+    def _fail_all(self, updates: list[Update]) -> None:
+        terminal = Terminal(FinishReason.FAILED, code="INTERNAL", message="the engine failed; see the verifier's log")
+        for request in [*self._roster.running, *self._roster.waiting]:
+            self._end(request, terminal, updates)
+        self._report(updates, 0.0, 0)

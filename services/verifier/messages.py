@@ -1,0 +1,174 @@
+"""The verifier's edge: protobuf messages in, plain types out, and back."""
+
+from __future__ import annotations
+
+from kadence.errors import InvalidRequestError
+from kadence.internal import common_pb2, control_pb2, drafter_pb2, verifier_pb2
+from kadence.v1 import types_pb2
+from services.verifier.allocation import Policy
+from services.verifier.outcomes import EngineLoad, Update
+from services.verifier.request import FinishReason, Request, Sampling, Terminal
+
+_REASONS = {
+    FinishReason.STOP: types_pb2.FINISH_REASON_STOP,
+    FinishReason.LENGTH: types_pb2.FINISH_REASON_LENGTH,
+    FinishReason.CANCELLED: types_pb2.FINISH_REASON_CANCELLED,
+    FinishReason.FAILED: types_pb2.FINISH_REASON_FAILED,
+}
+
+
+def stamp_of(request: Request) -> common_pb2.Stamp:
+    """Names the request as it stands now."""
+    return common_pb2.Stamp(
+        request_id=request.request_id, attempt=request.attempt, round=request.round, base_length=len(request.tokens)
+    )
+
+
+def request_from(submit: verifier_pb2.Submit, owner: str, vocab_size: int, max_model_len: int) -> Request:
+    """A request for the engine. Raises InvalidRequestError naming field, value and limit."""
+    s = submit.sampling
+    prompt, committed = list(submit.prompt_token_ids), list(submit.committed_token_ids)
+    if not submit.stamp.request_id:
+        raise InvalidRequestError.of("stamp.request_id", "is empty")
+    if not prompt:
+        raise InvalidRequestError.of("prompt_token_ids", "is empty, at least one token is needed")
+    for name, ids in (("prompt_token_ids", prompt), ("committed_token_ids", committed)):
+        if min(ids, default=0) < 0 or max(ids, default=0) >= vocab_size:
+            bad = next(i for i in ids if not 0 <= i < vocab_size)
+            raise InvalidRequestError.of(name, f"{bad} is outside the vocabulary of {vocab_size}")
+    if s.max_tokens < 1 or len(prompt) + s.max_tokens > max_model_len:
+        raise InvalidRequestError.of(
+            "max_tokens", f"{s.max_tokens} with a prompt of {len(prompt)} tokens; the context holds {max_model_len}"
+        )
+    if len(committed) >= s.max_tokens:
+        raise InvalidRequestError.of("committed_token_ids", f"{len(committed)} tokens, max_tokens is {s.max_tokens}")
+    if s.rule != types_pb2.RULE_MATCH:
+        raise InvalidRequestError.of("rule", f"{types_pb2.Rule.Name(s.rule)} is not supported, only RULE_MATCH is")
+    if not (0 <= s.temperature <= 100 and 0 < s.top_p <= 1 and s.top_k >= 0):
+        raise InvalidRequestError.of(
+            "sampling", f"temperature {s.temperature}, top_p {s.top_p}, top_k {s.top_k} is out of range"
+        )
+    sampling = Sampling(
+        temperature=s.temperature,
+        top_p=s.top_p,
+        top_k=s.top_k,
+        seed=s.seed,
+        max_tokens=s.max_tokens,
+        stop_token_ids=frozenset(s.stop_token_ids),
+        max_draft_tokens=s.max_draft_tokens if s.HasField("max_draft_tokens") else None,
+    )
+    return Request(
+        request_id=submit.stamp.request_id,
+        attempt=submit.stamp.attempt,
+        owner=owner,
+        prompt_length=len(prompt),
+        tokens=prompt + committed,
+        sampling=sampling,
+        tenant=submit.tenant,
+    )
+
+
+def update_message(update: Update) -> verifier_pb2.RequestUpdate:
+    """One request's progress for the scheduler."""
+    message = verifier_pb2.RequestUpdate(
+        stamp=common_pb2.Stamp(
+            request_id=update.request_id, attempt=update.attempt, round=update.round, base_length=update.base_length
+        ),
+        token_ids=update.tokens,
+        drafted=update.drafted,
+        verified=update.verified,
+        accepted=update.accepted,
+        decode_step=update.decode_step,
+    )
+    if update.terminal is not None:
+        message.terminal.CopyFrom(terminal_message(update.terminal))
+    return message
+
+
+def terminal_message(terminal: Terminal) -> verifier_pb2.Terminal:
+    """The end of a request for the scheduler."""
+    return verifier_pb2.Terminal(
+        reason=_REASONS[terminal.reason],
+        stop_token_id=terminal.stop_token_id,
+        error_code=terminal.code,
+        error_message=terminal.message,
+    )
+
+
+def policy_from(message: control_pb2.Policy) -> Policy:
+    """The scheduler's order as a plain value."""
+    return Policy(
+        name=message.name,
+        max_draft_tokens=message.max_draft_tokens,
+        epoch=(message.epoch.boot_id, message.epoch.counter),
+    )
+
+
+def policy_message(policy: Policy) -> control_pb2.Policy:
+    """The policy held, for a scheduler that may be new."""
+    boot_id, counter = policy.epoch
+    return control_pb2.Policy(
+        epoch=control_pb2.PolicyEpoch(boot_id=boot_id, counter=counter),
+        name=policy.name,
+        max_draft_tokens=policy.max_draft_tokens,
+    )
+
+
+def load_message(load: EngineLoad) -> control_pb2.Load:
+    """The engine's load for the scheduler."""
+    boot_id, counter = load.policy_epoch
+    stats = load.stats
+    return control_pb2.Load(
+        running=load.running,
+        waiting=load.waiting,
+        outstanding_tokens=load.outstanding_tokens,
+        kv_pages_used=load.pages_used,
+        kv_pages_total=load.pages_total,
+        stats=types_pb2.GenerationStats(
+            steps=stats.request_steps,
+            drafted=stats.drafted,
+            verified=stats.verified,
+            accepted=stats.accepted,
+            committed=stats.committed,
+            k_hist=stats.k_hist,
+        ),
+        steps=stats.steps,
+        step_seconds=load.step_seconds,
+        policy_epoch=control_pb2.PolicyEpoch(boot_id=boot_id, counter=counter),
+    )
+
+
+class DraftRequestBuilder:
+    """Fills one step's message to the drafter."""
+
+    def __init__(self, step: int) -> None:
+        self.request = drafter_pb2.DraftRequest(step=step)
+
+    def open(self, request: Request) -> None:
+        """Begins the request's session."""
+        self.request.opens.add(stamp=stamp_of(request))
+
+    def commit(self, request: Request, sent: int) -> None:
+        """Tokens from `sent` on."""
+        message = self.request.commits.add(stamp=stamp_of(request), token_ids=request.tokens[sent:])
+        message.stamp.base_length = sent
+
+    def propose(self, request: Request, most: int) -> None:
+        """Asks for at most `most` tokens."""
+        s = request.sampling
+        self.request.proposes.add(
+            stamp=stamp_of(request),
+            max_tokens=most,
+            sampling=common_pb2.Sampling(
+                temperature=s.temperature,
+                top_p=s.top_p,
+                top_k=s.top_k,
+                seed=s.seed,
+                max_tokens=s.max_tokens,
+                rule=types_pb2.RULE_MATCH,
+            ),
+        )
+
+    def close(self, request_id: str, attempt: int) -> None:
+        """Ends a session."""
+        self.request.closes.add(stamp=common_pb2.Stamp(request_id=request_id, attempt=attempt))

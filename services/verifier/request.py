@@ -1,0 +1,96 @@
+"""One request inside the engine: its tokens, its pages, and what it has done so far."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from services.model.probs import RowLaw
+from services.verifier.paged_kv import PageList
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """Validated sampling of one request (see kadence.internal.Sampling)."""
+
+    temperature: float
+    top_p: float
+    top_k: int
+    seed: int
+    max_tokens: int
+    stop_token_ids: frozenset[int]
+    max_draft_tokens: int | None
+
+
+class FinishReason(Enum):
+    """Why the engine ended a request."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    CANCELLED = "cancelled"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True)
+class Terminal:
+    """The end of a request; `code` and `message` are set when it failed."""
+
+    reason: FinishReason
+    stop_token_id: int = -1
+    code: str = ""
+    message: str = ""
+
+
+@dataclass(eq=False)
+class Request:
+    """State of one attempt. `tokens` is the prompt, then everything committed.
+
+    tokens   [ ------- prompt ------- | -- output -- ]
+    pages    [ -- KV committed -- |  pending  ]         pending >= 1; the newest token (the anchor) never has KV
+    """
+
+    request_id: str
+    attempt: int
+    owner: str
+    prompt_length: int
+    tokens: list[int]
+    sampling: Sampling
+    tenant: str = ""
+    round: int = 0
+    arrival: int = 0
+    pages: PageList = field(default_factory=PageList)
+
+    @property
+    def pending(self) -> int:
+        """Tokens without KV."""
+        return len(self.tokens) - self.pages.committed
+
+    @property
+    def decoding(self) -> bool:
+        """Whether only the anchor is without KV, so that this step may verify a draft."""
+        return self.pending == 1 and len(self.tokens) > self.prompt_length
+
+    @property
+    def produced(self) -> int:
+        """Tokens generated, earlier attempts included."""
+        return len(self.tokens) - self.prompt_length
+
+    @property
+    def remaining(self) -> int:
+        """Tokens it may still produce."""
+        return self.sampling.max_tokens - self.produced
+
+    def law(self, position: int) -> RowLaw:
+        """How the token at absolute `position` is drawn."""
+        s = self.sampling
+        return RowLaw(s.temperature, s.top_k, s.top_p, s.seed, position)
+
+    def append(self, tokens: list[int]) -> tuple[list[int], Terminal | None]:
+        """Commits tokens up to and including the one that ends the request; returns those committed, and the end."""
+        for count, token in enumerate(tokens, start=1):
+            self.tokens.append(token)
+            if token in self.sampling.stop_token_ids:
+                return tokens[:count], Terminal(FinishReason.STOP, stop_token_id=token)
+            if self.remaining <= 0:
+                return tokens[:count], Terminal(FinishReason.LENGTH)
+        return tokens, None
