@@ -1,5 +1,10 @@
 """Kadence: speculative decoding as a cluster. This package is its client SDK; see `Client` and `AsyncClient`."""
 
+import os
+
+# gRPC's C core writes lines of its own to stderr whenever a peer goes away; read once, when grpc is first imported.
+os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+
 from kadence._aio import AsyncClient, AsyncStream
 from kadence._client import Client, Stream
 from kadence.errors import (
