@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 
 from kadence.internal import common_pb2, control_pb2, drafter_pb2_grpc
@@ -54,7 +55,7 @@ class DrafterService:
             await self._attachment.close()
         await self._server.drain(0)
         self._engine.close()
-        self._metrics.close()
+        await asyncio.to_thread(self._metrics.close)
 
     async def health(self) -> bool:
         """Whether the compute thread still answers."""

@@ -47,7 +47,7 @@ class Metrics:
         return join(host, self._server.server_port)
 
     def close(self) -> None:
-        """Stops serving; safe to call twice."""
+        """Stops serving, which may take half a second; safe to call twice."""
         if self._server is not None and self._thread is not None:
             self._server.shutdown()
             self._server.server_close()

@@ -3,64 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 
 from kadence.errors import UnavailableError
-from kadence.internal import common_pb2, control_pb2, control_pb2_grpc
+from kadence.internal import control_pb2
 from services.runtime.attach import Attachment
-from services.runtime.config import ServiceConfig
-from services.runtime.heartbeat import alive, beat
-from services.runtime.inproc import InprocServer
-from services.runtime.metrics import Metrics
-from services.runtime.server import GrpcServer
-
-Answer = control_pb2.AttachResponse
-
-
-class Scheduler(control_pb2_grpc.ControlServiceServicer):
-    """Records what replicas say; `say` goes to the newest stream, which beats unless `mute`."""
-
-    def __init__(self) -> None:
-        self.heard: list[control_pb2.AttachRequest] = []
-        self.say: asyncio.Queue[Answer | None] = asyncio.Queue()
-        self.mute = False
-
-    def of(self, kind: str) -> list[Any]:
-        return [getattr(request, kind) for request in self.heard if request.WhichOneof("event") == kind]
-
-    async def Attach(self, request_iterator: Any, context: Any) -> AsyncIterator[Answer]:
-        say = self.say = asyncio.Queue()
-        self.heard.append(await anext(request_iterator))
-        yield Answer(registered=control_pb2.Registered(scheduler_id="s", heartbeat_seconds=0.1))
-
-        async def listen() -> None:
-            async for request in request_iterator:
-                self.heard.append(request)
-
-        def send(heartbeat: common_pb2.Heartbeat) -> None:
-            if not self.mute:
-                say.put_nowait(Answer(heartbeat=heartbeat))
-
-        tasks = [asyncio.create_task(listen()), asyncio.create_task(beat(send, 0.1))]
-        try:
-            while (answer := await say.get()) is not None:
-                yield answer
-        finally:
-            for task in tasks:
-                task.cancel()
-
-
-@asynccontextmanager
-async def serving(transport: str, scheduler: Scheduler, port: int = 0) -> AsyncIterator[str]:
-    config = ServiceConfig(port=port)
-    server: Any = GrpcServer(config, Metrics("scheduler")) if transport == "grpc" else InprocServer("attach")
-    server.add(control_pb2_grpc.add_ControlServiceServicer_to_server, scheduler, "kadence.internal.ControlService")
-    yield await server.start()
-    await server.drain(0)
+from services.runtime.heartbeat import alive
+from tests.contract.fake_scheduler import Answer, FakeScheduler, serving, until
 
 
 @asynccontextmanager
@@ -77,19 +30,13 @@ async def attached(address: str, **callbacks: Any) -> AsyncIterator[Attachment]:
         await attachment.close()
 
 
-async def until(condition: Callable[[], bool], seconds: float = 5) -> None:
-    async with asyncio.timeout(seconds):
-        while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
-
-
 @pytest.fixture(params=["grpc", "inproc"])
 def transport(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
 async def test_reports_and_orders(transport: str) -> None:
-    scheduler, policies, drafters = Scheduler(), [], []  # type: ignore[var-annotated]
+    scheduler, policies, drafters = FakeScheduler(), [], []  # type: ignore[var-annotated]
     async with (
         serving(transport, scheduler) as address,
         attached(address, on_policy=policies.append, on_drafters=drafters.append) as attachment,
@@ -114,7 +61,7 @@ async def test_reports_and_orders(transport: str) -> None:
 
 @pytest.mark.parametrize("how", ["ended", "mute", "error"])
 async def test_reattaches(transport: str, how: str) -> None:
-    scheduler, lost = Scheduler(), []  # type: ignore[var-annotated]
+    scheduler, lost = FakeScheduler(), []  # type: ignore[var-annotated]
     async with (
         serving(transport, scheduler) as address,
         attached(address, on_lost=lambda: lost.append(1)) as attachment,
@@ -135,8 +82,8 @@ async def test_reattaches(transport: str, how: str) -> None:
 
 
 async def test_scheduler_comes_late_and_returns(transport: str) -> None:
-    scheduler = Scheduler()
-    async with serving("grpc", Scheduler()) as free:
+    scheduler = FakeScheduler()
+    async with serving("grpc", FakeScheduler()) as free:
         port = int(free.rsplit(":", 1)[1])
     address = f"127.0.0.1:{port}" if transport == "grpc" else "inproc://attach"
     async with attached(address) as attachment:
