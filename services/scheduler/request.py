@@ -1,0 +1,108 @@
+"""A request in three shapes: as asked, the limits it is held against, and as understood."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+class Rule(enum.IntEnum):
+    """Acceptance rules, with the numbers of kadence.v1.Rule."""
+
+    UNSPECIFIED = 0
+    MATCH = 1
+    RATIO = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Sampling options as they came; None where the client said nothing."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    seed: int | None = None
+    max_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool | None = None
+    rule: int = Rule.UNSPECIFIED
+    max_draft_tokens: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    allowed_token_ids: tuple[int, ...] = ()
+    bad_words: tuple[str, ...] = ()
+    min_tokens: int | None = None
+    n: int | None = None
+    logprobs: int | None = None
+    priority: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """Where an interrupted stream stood."""
+
+    token_ids: tuple[int, ...] = ()
+    seed: int = 0
+    attempt: int = 0
+    rule: int = Rule.UNSPECIFIED
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """A request as it came from the wire; nothing is checked yet."""
+
+    request_id: str = ""
+    model: str = ""
+    prompt: str | None = None
+    messages: tuple[tuple[str, str], ...] = ()
+    """(role, content) pairs."""
+    prompt_token_ids: tuple[int, ...] = ()
+    options: Options = Options()
+    resume: Resume | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What requests are held against."""
+
+    model: str
+    vocab_size: int
+    max_model_len: int
+    """Longest prompt plus answer, tokens."""
+    max_prompt_bytes: int
+    """No longer text can fit into the context; checked before tokenising."""
+    default_max_tokens: int = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """Sampling as the engine needs it: checked, defaults filled in."""
+
+    temperature: float
+    top_p: float
+    top_k: int
+    seed: int
+    max_tokens: int
+    """Tokens of the whole answer, those of a resumed stream included."""
+    stop_token_ids: tuple[int, ...]
+    rule: Rule
+    max_draft_tokens: int | None
+    priority: float
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A request as understood: everything a verifier needs, and what the scheduler keeps to itself."""
+
+    request_id: str
+    prompt_token_ids: tuple[int, ...]
+    sampling: Sampling
+    stop: tuple[str, ...] = ()
+    resumed: tuple[int, ...] = ()
+    """Tokens of the answer that the client already holds."""
+    attempt: int = 0
