@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from kadence import InvalidRequestError, NotFoundError
-from tests.support.scripted import HELLO, Servicer, chunk, finished, serving, started
+from tests.support.scripted import HELLO, Script, Servicer, chunk, finished, serving, started
 
 ROOT = Path(__file__).resolve().parents[2]
 # Fails every import of a package that only the extras bring.
@@ -137,7 +137,7 @@ async def test_conversations(tmp_path: Path) -> None:
 
 
 async def test_errors_are_one_line_and_exit_1(tmp_path: Path) -> None:
-    scripts = [
+    scripts: list[Script] = [
         [InvalidRequestError.of("sampling.top_p", "2.0 is outside\n(0, 1]")],
         [started("r-4"), chunk("par", 1), NotFoundError("lost")],
     ]
@@ -188,7 +188,7 @@ async def test_ctrl_c_cancels_the_request(flags: tuple[str, ...], tmp_path: Path
 
 
 async def test_a_reader_that_leaves_is_no_traceback(tmp_path: Path) -> None:
-    many = [started(), *(chunk("x" * 100_000, 1) for _ in range(20)), finished()]
+    many: Script = [started(), *(chunk("x" * 1000, 1) for _ in range(500)), finished()]
     async with serving(Servicer([many])) as address:
         command = f'"{sys.executable}" -c "{MAIN}" generate --prompt Hi --endpoint {address} | head -c 5'
         process = await asyncio.create_subprocess_shell(

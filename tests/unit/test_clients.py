@@ -247,6 +247,11 @@ async def test_a_stream_without_an_end_is_an_error(opened: Open) -> None:
                 await wait(opened(address).generate, "Hi")
 
 
+async def test_an_error_after_the_answer_does_not_take_it_back(opened: Open) -> None:
+    async with serving(Servicer([[*HELLO, UnavailableError("shutting down")]])) as address:
+        assert (await wait(opened(address).generate, "Hi")).text == "Hello you"
+
+
 async def test_models_and_status(opened: Open) -> None:
     servicer = Servicer(queries=[UnavailableError("starting"), UnavailableError("starting")])
     async with serving(servicer) as address:

@@ -60,7 +60,8 @@ def test_exports_are_complete() -> None:
 
 
 def _subclasses(of: type) -> list[type]:
-    return [found for child in of.__subclasses__() for found in (child, *_subclasses(child))]
+    children: list[type] = of.__subclasses__()
+    return [found for child in children for found in (child, *_subclasses(child))]
 
 
 def test_every_sampling_option_travels() -> None:

@@ -53,7 +53,7 @@ def test_unpermuted_rows_score_as_the_files_own_rotation_does() -> None:
 def test_rounding_is_to_nearest_even() -> None:
     values = np.random.default_rng(2).standard_normal(10_000).astype(np.float32) * 10
     ties = (np.arange(1000, dtype=np.uint32) << 16 | 0x3F808000).view(np.float32)
-    values = np.concatenate([values, ties, np.float32([0.0, -0.0, 1e-45, 3e38])])
+    values = np.concatenate([values, ties, np.array([0.0, -0.0, 1e-45, 3e38], np.float32)])
     ours = torch.frombuffer(bytearray(gguf_weights.to_bfloat16(values)), dtype=torch.bfloat16)
     assert torch.equal(ours, torch.from_numpy(values).to(torch.bfloat16))
 
