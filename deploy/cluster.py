@@ -73,10 +73,14 @@ def _start(plan: Plan, record: dict[str, Any], run: Path, say: Say) -> dict[str,
         placement = RayPlacement(plan, record["cluster_id"], run, note, say)
     else:
         placement = LocalPlacement(plan, record["cluster_id"], run)
-    endpoint = placement.start(deadline)
-    note(endpoint=endpoint, pids=placement.pids())
-    readiness.wait(endpoint, plan.replicas, placement, deadline, say)
-    note(phase="running", pids=placement.pids())
+    try:
+        endpoint = placement.start(deadline)
+        note(endpoint=endpoint, pids=placement.pids())
+        readiness.wait(endpoint, plan.replicas, placement, deadline, say)
+        note(phase="running")
+    finally:
+        note(pids=placement.pids())
+        placement.close()
     return record
 
 

@@ -18,18 +18,11 @@ from deploy.placement import StartError
 from kadence import AsyncClient, GenerateResult, Stats
 from kadence.errors import KadenceError
 
-CODE = """def total(prices, quantity):
-    result = 0
-    for price in prices:
-        result = result + price * quantity
-    return result
-"""
-# Three kinds of work: an open question, a quotation, code that is mostly repeated. N-gram drafts like the last best.
+# An open question, prose with set phrases, and markup: n-gram drafts gain little, some and most.
 PROMPTS = {
     "question": "Explain in three sentences why the sky is blue.",
-    "quotation": "Copy this sentence word for word, then say what it is about: The quick brown fox jumps over the "
-    "lazy dog while the lazy dog dreams of the quick brown fox.",
-    "code": f"Repeat this Python function unchanged three times:\n\n{CODE}",
+    "letter": "Write a letter to a friend and invite her to a birthday party on Saturday.",
+    "markup": "Write an HTML page with a table of three rows and three columns.",
 }
 MAX_TOKENS = 160
 ROUNDS = 3
@@ -83,7 +76,7 @@ class Printer:
             self._line(name, rest)
 
     def _line(self, name: str, line: str) -> None:
-        print(f"{name:>9} │ {line}", flush=True)
+        print(f"{name:>8} │ {line}", flush=True)
 
 
 async def show(client: AsyncClient) -> None:

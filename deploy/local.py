@@ -49,6 +49,9 @@ class LocalPlacement:
             if process.poll() is not None:
                 raise StartError.of_log(name, self._logs / f"{name}.log", f"exit status {process.returncode}")
 
+    def close(self) -> None:
+        """The processes go on by themselves."""
+
     def log(self, kind: str) -> str:
         """The end of the log of the kind's first replica."""
         names = [name for name in self._running if name.startswith((kind, "cluster"))]

@@ -21,6 +21,9 @@ class Placement(Protocol):
     def check(self) -> None:
         """Raises StartError if a replica cannot come up any more."""
 
+    def close(self) -> None:
+        """Lets go of what was started, without stopping it."""
+
     def log(self, kind: str) -> str:
         """The end of what one replica of the kind wrote; may be empty."""
 

@@ -77,6 +77,7 @@ class RayPlacement:
         self._run = run
         self._note = note  # records what must be undone, before it is done
         self._say = say
+        self._ray: Any = None
         self._serve: Any = None
 
     def start(self, deadline: float) -> str:
@@ -86,7 +87,7 @@ class RayPlacement:
         self._note(ray_temp_dir=str(temp or ""), ray_address=joined)
         address = joined or ray_head.start(temp or self._run, self._id, self._plan.cluster.verifiers)
         self._note(ray_address=address, log_dir=str(temp / "session_latest" / "logs") if temp else "")
-        ray_head.connect(address, temp)
+        self._ray = ray_head.connect(address, temp)
         self._say(f"ray: {'joined' if joined else 'started'} at {address}")
         from ray import serve
 
@@ -111,6 +112,11 @@ class RayPlacement:
             for kind, deployment in application.deployments.items():
                 if name == APPLICATION.format(kind) and str(deployment.status.value) in ("DEPLOY_FAILED", "UNHEALTHY"):
                     raise StartError(kind, reason(deployment.message), deployment.message[-3000:])
+
+    def close(self) -> None:
+        """Disconnects from Ray; a driver that stays connected would not survive Ray's end."""
+        if self._ray is not None:
+            self._ray.shutdown()
 
     def log(self, kind: str) -> str:
         """What Serve says of the kind's deployment."""
