@@ -28,9 +28,10 @@ class RowLaw:
         return self.top_k > 0 or self.top_p < 1.0
 
 
-def scale(logits: Tensor, temperature: float) -> Tensor:
-    """Logits [..., V] -> float32 logits at `temperature` > 0."""
-    return logits.float() / temperature
+def scale(logits: Tensor, temperature: float | Tensor) -> Tensor:
+    """Logits [..., V] -> float32 logits at `temperature` > 0, the best one 0, so that no temperature overflows."""
+    wide = logits.float()
+    return (wide - wide.amax(dim=-1, keepdim=True)) / temperature
 
 
 def keep(scaled: Tensor, top_k: int, top_p: float) -> Tensor:
@@ -38,22 +39,21 @@ def keep(scaled: Tensor, top_k: int, top_p: float) -> Tensor:
 
     top_k 0 and top_p 1 keep all. top-p keeps the smallest set whose mass, after top-k, reaches it (Holtzman 2020).
     """
-    ids = torch.arange(scaled.numel())
-    if 0 < top_k < scaled.numel():
-        # Everything not below the k-th value: ties are then cut by id, as everywhere.
-        kth = torch.topk(scaled, top_k, sorted=False).values.min()
-        ids = (scaled >= kth).nonzero().squeeze(1)
+    size = scaled.numel()
+    cut = 0 < top_k < size
+    best = torch.topk(scaled, top_k, sorted=False).values if cut else scaled
+    # Everything not below the k-th value: ties are then cut by id, as everywhere.
+    ids = (scaled >= best.min()).nonzero().squeeze(1) if cut else torch.arange(size)
+    total = torch.logsumexp(best, dim=-1)
     if top_p < 1.0:
-        # What lies below (1 - top_p) / V each is less than 1 - top_p together: the nucleus is among the rest.
-        mass = torch.softmax(scaled[ids] if top_k else scaled, dim=-1)
-        ids = ids[mass >= (1.0 - top_p) / scaled.numel()]
-    order = torch.sort(scaled[ids], descending=True, stable=True).indices
-    ids = ids[order]
-    if 0 < top_k < scaled.numel():
+        # What lies below (1 - top_p) / V each is less than 1 - top_p together: the nucleus is among the rest. A
+        # hundredth is left to rounding.
+        ids = ids[torch.exp(scaled[ids] - total) >= 0.99 * (1.0 - top_p) / size]
+    ids = ids[torch.sort(scaled[ids], descending=True, stable=True).indices]
+    if cut:
         ids = ids[:top_k]
     if top_p < 1.0:
-        total = scaled if top_k == 0 else scaled[ids]
-        mass = torch.exp(scaled[ids] - torch.logsumexp(total, dim=-1))
+        mass = torch.exp(scaled[ids] - total)
         before = torch.cumsum(mass, dim=-1) - mass
         ids = ids[: max(1, int((before < top_p).sum()))]
     return ids
@@ -81,7 +81,7 @@ def _draw_whole(logits: Tensor, laws: list[RowLaw]) -> list[int]:
     temperature = torch.tensor([[law.temperature] for law in laws])
     keys = key_tensor([noise_key(law.seed, law.position) for law in laws])
     tokens = torch.arange(logits.shape[-1], dtype=torch.int32)[None]
-    return (logits.float() / temperature + gumbel(keys, tokens)).argmax(dim=-1).tolist()
+    return (scale(logits, temperature) + gumbel(keys, tokens)).argmax(dim=-1).tolist()
 
 
 def _draw_filtered(logits: Tensor, law: RowLaw) -> int:
