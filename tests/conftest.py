@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.support import tiny_model
+
+if TYPE_CHECKING:
+    from tests.support.tiny_llama import TinyLlama
+
+# Tiny tensors gain nothing from more threads, and on a busy machine threads that wait for each other lose much. Set
+# before torch is imported; child processes inherit it.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 @pytest.fixture(scope="session")
@@ -16,3 +25,11 @@ def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path.mkdir()
     tiny_model.write(path)
     return path
+
+
+@pytest.fixture(scope="session")
+def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> TinyLlama:
+    """A random model of two layers with a tokenizer, and what transformers generates with it."""
+    from tests.support.tiny_llama import TinyLlama
+
+    return TinyLlama(tmp_path_factory.mktemp("models") / "tiny-llama")
