@@ -6,17 +6,18 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
 from services.model.probs import draw
-from services.verifier import allocation, batch
+from services.verifier import batch, planning
 from services.verifier.acceptance import match
 from services.verifier.allocation import Policy
 from services.verifier.drafting import Drafting
 from services.verifier.outcomes import EngineLoad, Pace, StepReport, Totals, Update, ended
 from services.verifier.paged_kv import PagePool, allocate_caches
+from services.verifier.planning import Part, plan_step
 from services.verifier.request import FinishReason, Request, Terminal
 from services.verifier.roster import Roster
 from services.verifier.target import Target
@@ -35,16 +36,6 @@ class Limits:
     num_pages: int
     page_size: int
     draft_deadline_seconds: float
-
-
-@dataclass(frozen=True)
-class _Part:
-    """One request's share of a step: the draft to verify, and whether its last row gives a token."""
-
-    request: Request
-    work: batch.Work
-    draft: list[int]
-    drafted: int
 
 
 class Engine:
@@ -121,7 +112,7 @@ class Engine:
             pages_total=self._pool.num_pages,
             step_seconds=self._pace.step_seconds,
             policy_epoch=self.policy.epoch,
-            stats=replace(self._totals, k_hist=list(self._totals.k_hist), accepted_at=list(self._totals.accepted_at)),
+            stats=self._totals.snapshot(),
         )
 
     # The engine's thread
@@ -150,52 +141,14 @@ class Engine:
         start = time.perf_counter()
         self._totals.steps += 1
         self._roster.admit()
-        self._drafting.ask(self._totals.steps, self._wants())
+        self._drafting.ask(self._totals.steps, planning.wants(self._roster, self.policy))
         drafts = self._drafting.collect(self._pace.patience(self._limits.draft_deadline_seconds))
-        parts = self._plan(drafts)
+        parts = plan_step(self._roster, drafts, self._limits.max_num_batched_tokens)
         if parts:
             self._verify(parts, updates)
         self._report(updates, time.perf_counter() - start, sum(len(p.work.tokens) for p in parts))
 
-    def _wants(self) -> list[tuple[Request, int]]:
-        policy = self.policy
-        wants = []
-        for r in self._roster.running:
-            most = allocation.wanted(policy, r.sampling.max_draft_tokens, r.remaining) if r.decoding else 0
-            if most:
-                wants.append((r, most))
-        return wants
-
-    def _plan(self, drafts: dict[str, list[int]]) -> list[_Part]:
-        """Decode rows first, then prefill chunks, within the token budget and the pages there are."""
-        budget = self._limits.max_num_batched_tokens
-        decoding = [r for r in self._roster.running if r.decoding][:budget]
-        drafted = [drafts.get(r.request_id, []) for r in decoding]
-        counts = allocation.fit([len(d) for d in drafted], budget)
-        parts: dict[Request, _Part] = {}
-        for request, draft, count in zip(decoding, drafted, counts, strict=True):
-            if request not in self._roster.running:
-                continue  # gave way to an older one
-            kept = draft[:count] if self._pool.reserve(request.pages, 1 + count) else []
-            if self._roster.reserve(request, 1 + len(kept)):
-                parts[request] = self._part(request, request.tokens[-1:] + kept, kept, len(draft))
-        budget -= sum(len(part.work.tokens) for part in parts.values())
-        for request in [r for r in self._roster.running if not r.decoding]:
-            chunk = min(request.pending, budget)
-            if chunk > 0 and request in self._roster.running and self._roster.reserve(request, chunk):
-                committed = request.pages.committed
-                parts[request] = self._part(request, request.tokens[committed : committed + chunk], [], 0)
-                budget -= chunk
-        running = set(self._roster.running)
-        return [part for request, part in parts.items() if request in running]
-
-    def _part(self, request: Request, tokens: list[int], draft: list[int], drafted: int) -> _Part:
-        start = request.pages.committed
-        reaches_end = start + len(tokens) >= len(request.tokens)
-        samples = 1 + len(draft) if reaches_end else 0
-        return _Part(request, batch.Work(tokens, start, samples, request.pages.pages), draft, drafted)
-
-    def _verify(self, parts: list[_Part], updates: list[Update]) -> None:
+    def _verify(self, parts: list[Part], updates: list[Update]) -> None:
         """One ragged target pass over all parts; accepts, commits, and rolls back what was not accepted."""
         forward, order = batch.plan([part.work for part in parts], self._layout)
         parts = [parts[i] for i in order]
@@ -212,7 +165,7 @@ class Engine:
             gained = sum(u.accepted for u in updates)
             self._pace.add_gain(gained / len(drafting))
 
-    def _commit(self, part: _Part, chosen: list[int], updates: list[Update]) -> None:
+    def _commit(self, part: Part, chosen: list[int], updates: list[Update]) -> None:
         request, decode_step = part.request, part.request.decoding
         if not chosen:  # a prefill chunk that does not reach the end
             self._pool.commit(request.pages, len(part.work.tokens))

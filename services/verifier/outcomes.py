@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from services.verifier.request import Request, Terminal
 
@@ -28,7 +28,7 @@ class Update:
 
 @dataclass
 class Totals:
-    """Sums since start. `committed` counts tokens of decode steps: committed / request_steps is the acceptance length."""
+    """Sums since start. committed counts tokens of decode steps: committed / request_steps is the acceptance length."""
 
     steps: int = 0
     request_steps: int = 0
@@ -41,6 +41,10 @@ class Totals:
     preemptions: int = 0
     k_hist: list[int] = field(default_factory=list)
     accepted_at: list[int] = field(default_factory=list)
+
+    def snapshot(self) -> Totals:
+        """A copy that stays as it is."""
+        return replace(self, k_hist=list(self.k_hist), accepted_at=list(self.accepted_at))
 
     def add(self, update: Update) -> None:
         """Counts one update."""
