@@ -30,7 +30,7 @@ class TinyLlama:
     """A folder, and the transformers model that wrote it in float32."""
 
     def __init__(self, folder: Path, seed: int = 0, **config: Any) -> None:
-        """Writes the folder; `config` overrides SIZES. Weights are wide, so that logits differ and attention is sharp."""
+        """Writes the folder; `config` overrides SIZES. Weights are wide: logits differ, attention is sharp."""
         folder.mkdir(parents=True, exist_ok=True)
         tiny_model.write(folder)
         transformers_logging.disable_progress_bar()
