@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 
-# A step is a chain of short parallel regions: threads that sleep at once pay a wake-up for each (measured: 2 times the
-# step), threads that spin for ever steal the core from the peers that work between steps. Spin through a step, no longer.
+# A step is a chain of short parallel regions. Threads that sleep at once pay a wake-up for each (measured: twice the
+# step); threads that spin for ever steal the core from peers that work between steps. Spin through a step, no longer.
 WAITING = {"GOMP_SPINCOUNT": "10000"}
 
 

@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -15,7 +15,7 @@ from services.verifier import batch, planning
 from services.verifier.acceptance import match
 from services.verifier.allocation import Policy
 from services.verifier.drafting import Drafting
-from services.verifier.outcomes import EngineLoad, Pace, StepReport, Totals, Update, ended
+from services.verifier.outcomes import EngineLoad, Pace, StepReport, Totals, Update, update_of
 from services.verifier.paged_kv import PagePool, allocate_caches
 from services.verifier.planning import Part, plan_step
 from services.verifier.request import FinishReason, Request, Terminal
@@ -23,6 +23,10 @@ from services.verifier.roster import Roster
 from services.verifier.target import Target
 
 _log = logging.getLogger(__name__)
+
+_CANCELLED = Terminal(FinishReason.CANCELLED)
+_FAILED = Terminal(FinishReason.FAILED, code="INTERNAL", message="the engine failed; see the verifier's log")
+_FULL = Terminal(FinishReason.FAILED, code="RESOURCE_EXHAUSTED", message="too many requests are waiting at the verifier")
 
 
 @dataclass(frozen=True)
@@ -60,8 +64,10 @@ class Engine:
         self._wake = threading.Condition()
         self._inbox: list[Callable[[list[Update]], None]] = []
         self._closing = False
-        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._thread = threading.Thread(target=self._live, name="engine", daemon=True)
         self.policy = Policy()
+        self.broken = False
+        """Whether the thread died of a fault; the replica must be replaced."""
         self.beat = time.monotonic()
         """When the thread last came round; a busy engine whose beat is old hangs."""
 
@@ -81,14 +87,13 @@ class Engine:
         """Queues a request; it gets exactly one terminal update."""
         self._post(lambda updates: self._enter(request, updates))
 
-    def stop(self, request_id: str, attempt: int, terminal: Terminal | None = None) -> None:
-        """Ends a request before the next step, as cancelled unless told otherwise; unknown ones are ignored."""
-        end = terminal or Terminal(FinishReason.CANCELLED)
+    def stop(self, request_id: str, attempt: int) -> None:
+        """Ends a request as cancelled before the next step; unknown ones are ignored."""
 
         def leave(updates: list[Update]) -> None:
             request = self._roster.find(request_id)
             if request is not None and request.attempt == attempt:
-                self._end(request, end, updates)
+                self._end(request, _CANCELLED, updates)
 
         self._post(leave)
 
@@ -100,7 +105,7 @@ class Engine:
     @property
     def busy(self) -> bool:
         """Whether any request waits or runs."""
-        return len(self._roster) > 0
+        return bool(self._roster)
 
     def load(self) -> EngineLoad:
         """A snapshot; numbers may be a step apart from each other when taken from another thread."""
@@ -116,6 +121,14 @@ class Engine:
         )
 
     # The engine's thread
+
+    def _live(self) -> None:
+        try:
+            self._run()
+        except BaseException:
+            self.broken = True
+            _log.critical("the engine is broken; this replica serves no more", exc_info=True)
+            self._fail_all([])
 
     def _run(self) -> None:
         while True:
@@ -146,13 +159,13 @@ class Engine:
         parts = plan_step(self._roster, drafts, self._limits.max_num_batched_tokens)
         if parts:
             self._verify(parts, updates)
-        self._report(updates, time.perf_counter() - start, sum(len(p.work.tokens) for p in parts))
+        self._report(updates, time.perf_counter() - start, sum(len(part.work.tokens) for part in parts))
 
     def _verify(self, parts: list[Part], updates: list[Update]) -> None:
         """One ragged target pass over all parts; accepts, commits, and rolls back what was not accepted."""
         forward, order = batch.plan([part.work for part in parts], self._layout)
         parts = [parts[i] for i in order]
-        laws = [part.request.law(len(part.request.tokens) + j) for part in parts for j in range(part.work.samples)]
+        laws = [law for part in parts for law in part.laws]
         with torch.inference_mode():
             logits = self._target.forward(forward, self._caches)
             chosen = draw(logits, laws)
@@ -160,10 +173,8 @@ class Engine:
         for part in parts:
             self._commit(part, chosen[row : row + part.work.samples], updates)
             row += part.work.samples
-        drafting = [p for p in parts if p.drafted]
-        if drafting:
-            gained = sum(u.accepted for u in updates)
-            self._pace.add_gain(gained / len(drafting))
+        if drafting := sum(1 for part in parts if part.drafted):
+            self._pace.add_gain(sum(update.accepted for update in updates) / drafting)
 
     def _commit(self, part: Part, chosen: list[int], updates: list[Update]) -> None:
         request, decode_step = part.request, part.request.decoding
@@ -171,16 +182,12 @@ class Engine:
             self._pool.commit(request.pages, len(part.work.tokens))
             return
         accepted = match(part.draft, chosen)
-        base_length = len(request.tokens)
+        before = update_of(request)
         tokens, terminal = request.append(chosen[: accepted + 1])
         # The newest token stays without KV; rejected rows, and rows past the end, are rolled back.
-        self._pool.commit(request.pages, len(request.tokens) - 1 - request.pages.committed)
-        update = Update(
-            request_id=request.request_id,
-            attempt=request.attempt,
-            owner=request.owner,
-            round=request.round,
-            base_length=base_length,
+        self._pool.commit(request.pages, request.pending - 1)
+        update = replace(
+            before,
             tokens=tokens,
             drafted=part.drafted,
             verified=len(part.draft),
@@ -215,19 +222,17 @@ class Engine:
             self._wake.notify()
 
     def _enter(self, request: Request, updates: list[Update]) -> None:
-        held = self._roster.find(request.request_id)
-        if held is not None and held.attempt >= request.attempt:
-            return  # a duplicate; the one held goes on
-        if held is not None:
+        if held := self._roster.find(request.request_id):
+            if held.attempt >= request.attempt:
+                return  # a duplicate; the one held goes on
             self._leave(held)  # a newer attempt replaces it; nobody waits for the old one's end
         if len(self._roster.waiting) >= self._limits.max_waiting:
-            message = f"{self._limits.max_waiting} requests are waiting already"
-            updates.append(ended(request, Terminal(FinishReason.FAILED, code="RESOURCE_EXHAUSTED", message=message)))
-            return
-        self._roster.add(request)
+            updates.append(update_of(request, _FULL))
+        else:
+            self._roster.add(request)
 
     def _end(self, request: Request, terminal: Terminal, updates: list[Update]) -> None:
-        updates.append(ended(request, terminal))
+        updates.append(update_of(request, terminal))
         self._leave(request)
 
     def _leave(self, request: Request) -> None:
@@ -235,7 +240,6 @@ class Engine:
         self._drafting.forget(request)
 
     def _fail_all(self, updates: list[Update]) -> None:
-        terminal = Terminal(FinishReason.FAILED, code="INTERNAL", message="the engine failed; see the verifier's log")
         for request in [*self._roster.running, *self._roster.waiting]:
-            self._end(request, terminal, updates)
+            self._end(request, _FAILED, updates)
         self._report(updates, 0.0, 0)

@@ -111,8 +111,8 @@ class Pace:
         return max(floor, self._gain * self.step_seconds)
 
 
-def ended(request: Request, terminal: Terminal) -> Update:
-    """An update that only says a request is over."""
+def update_of(request: Request, terminal: Terminal | None = None) -> Update:
+    """An update without progress that names the request as it stands, and says that it is over if it is."""
     return Update(
         request_id=request.request_id,
         attempt=request.attempt,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from services.model.probs import RowLaw
 from services.verifier import allocation
 from services.verifier.allocation import Policy
 from services.verifier.batch import Work
@@ -19,6 +20,12 @@ class Part:
     work: Work
     draft: list[int]
     drafted: int
+
+    @property
+    def laws(self) -> list[RowLaw]:
+        """How the token after each sampled row is drawn."""
+        first = len(self.request.tokens)
+        return [self.request.law(first + j) for j in range(self.work.samples)]
 
 
 def wants(roster: Roster, policy: Policy) -> list[tuple[Request, int]]:

@@ -102,8 +102,8 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
 
     def _submit(self, submit: verifier_pb2.Submit, owner: str, outbox: _Outbox) -> None:
         try:
-            if self.draining:
-                raise UnavailableError("this verifier is shutting down", request_id=submit.stamp.request_id)
+            if self.draining or self._engine.broken:
+                raise UnavailableError("this verifier takes no more requests", request_id=submit.stamp.request_id)
             request = messages.request_from(
                 submit, owner, self._description.vocab_size, self._description.max_model_len
             )
