@@ -26,7 +26,7 @@ _log = logging.getLogger(__name__)
 
 _CANCELLED = Terminal(FinishReason.CANCELLED)
 _FAILED = Terminal(FinishReason.FAILED, code="INTERNAL", message="the engine failed; see the verifier's log")
-_FULL = Terminal(FinishReason.FAILED, code="RESOURCE_EXHAUSTED", message="too many requests are waiting at the verifier")
+_FULL = Terminal(FinishReason.FAILED, code="RESOURCE_EXHAUSTED", message="too many requests wait at the verifier")
 
 
 @dataclass(frozen=True)
@@ -66,10 +66,8 @@ class Engine:
         self._closing = False
         self._thread = threading.Thread(target=self._live, name="engine", daemon=True)
         self.policy = Policy()
-        self.broken = False
-        """Whether the thread died of a fault; the replica must be replaced."""
-        self.beat = time.monotonic()
-        """When the thread last came round; a busy engine whose beat is old hangs."""
+        self.broken = False  # whether the thread died of a fault; the replica must then be replaced
+        self.beat = time.monotonic()  # when the thread last came round; a busy engine whose beat is old hangs
 
     # Called from other threads
 
