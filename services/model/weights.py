@@ -22,7 +22,8 @@ class Checkpoint:
     """
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
+        self._index = folder / "model.safetensors.index.json"
+        self._listing = self._index if self._index.exists() else folder / "model.safetensors"
         self._files: dict[str, safe_open] = {}
         self._where: dict[str, Path] = {}
         self._taken: set[str] = set()
@@ -39,7 +40,7 @@ class Checkpoint:
     def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """Tensor `name` of `shape` as `dtype`. Raises CheckpointError naming file and tensor."""
         if name not in self._where:
-            raise CheckpointError(f"{self.folder}: tensor {name} is missing")
+            raise CheckpointError(f"{self._listing}: tensor {name} is missing")
         path = self._where[name]
         try:
             tensor = self._files[str(path)].get_tensor(name)
@@ -61,13 +62,15 @@ class Checkpoint:
         return self._hash.hexdigest()[:32]
 
     def _paths(self) -> list[Path]:
-        index = self.folder / "model.safetensors.index.json"
-        if not index.exists():
-            return [self.folder / "model.safetensors"]
-        weight_map = read_json(index).get("weight_map")
+        if self._listing != self._index:
+            return [self._listing]
+        weight_map = read_json(self._index).get("weight_map")
         if not isinstance(weight_map, dict) or not weight_map:
-            raise CheckpointError(f"{index}: weight_map is missing")
-        return [self.folder / name for name in sorted(set(weight_map.values()))]
+            raise CheckpointError(f"{self._index}: weight_map is missing")
+        odd = [name for name in weight_map.values() if not isinstance(name, str)]
+        if odd:
+            raise CheckpointError(f"{self._index}: weight_map names {odd[0]!r}, expected file names")
+        return [self._index.parent / name for name in sorted(set(weight_map.values()))]
 
     def _open(self, path: Path) -> None:
         if not path.exists():
@@ -82,7 +85,8 @@ class Checkpoint:
 
     def _update_hash(self, name: str, tensor: torch.Tensor) -> None:
         flat = tensor.reshape(-1)
-        stride = max(1, flat.numel() * flat.element_size() // SAMPLE_BYTES)
-        sample = flat[::stride].contiguous().view(torch.uint8).numpy().tobytes()[:SAMPLE_BYTES]
+        # Rounded up, so that the sample spans the whole tensor; odd, so that it does not walk down one column.
+        stride = -(-flat.numel() * flat.element_size() // SAMPLE_BYTES) | 1
+        sample = flat[::stride].contiguous().view(torch.uint8).numpy().tobytes()
         self._hash.update(f"{name}{list(tensor.shape)}{tensor.dtype}".encode())
         self._hash.update(sample)
