@@ -1,0 +1,122 @@
+"""Ragged paged attention against one naive float64 attention per request and head."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from services.kernels.ragged_attention_ref import ragged_attention
+from services.verifier import batch as batches
+from services.verifier.batch import Layout, Work, plan
+
+
+@dataclass
+class Case:
+    """Requests as (rows of this step, tokens before it), over a pool of pages in random order."""
+
+    requests: list[tuple[int, int]]
+    page_size: int
+    heads: int = 4
+    kv_heads: int = 2
+    head_dim: int = 8
+    dtype: torch.dtype = torch.float32
+
+
+def naive(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """q [n, Hq, d], k and v [L, Hkv, d] in float64; row i of q sees the first L - n + 1 + i keys. [n, Hq * d]."""
+    rows, heads, d = q.shape
+    out = torch.empty_like(q)
+    for i in range(rows):
+        seen = len(k) - rows + 1 + i
+        for head in range(heads):
+            mine = head * k.shape[1] // heads
+            scores = k[:seen, mine] @ q[i, head] / d**0.5
+            out[i, head] = torch.softmax(scores, 0) @ v[:seen, mine]
+    return out.reshape(rows, heads * d)
+
+
+def run(case: Case, seed: int = 0, poison: float = 0.0) -> tuple[torch.Tensor, torch.Tensor]:
+    """(what the kernel gives, what it should give), rows in the step's order. `poison` fills unused cache cells."""
+    rng, noise = random.Random(seed), torch.Generator().manual_seed(seed)
+    page, hkv, d = case.page_size, case.kv_heads, case.head_dim
+    counts = [-(-(rows + before) // page) for rows, before in case.requests]
+    free = rng.sample(range(sum(counts) + 3), sum(counts))
+    layout = Layout(sum(counts) + 3, page, hkv, case.dtype)
+    cache = torch.full((2, hkv, layout.num_pages, page, d), poison, dtype=case.dtype)
+    works, contents = [], []
+    for (rows, before), count in zip(case.requests, counts, strict=True):
+        pages = [free.pop() for _ in range(count)]
+        k, v = (torch.randn(rows + before, hkv, d, generator=noise).to(case.dtype) for _ in range(2))
+        for position in range(rows + before):
+            cell = pages[position // page], position % page
+            cache[0, :, cell[0], cell[1]], cache[1, :, cell[0], cell[1]] = k[position], v[position]
+        works.append(Work([0] * rows, before, 0, pages))
+        contents.append((k.double(), v.double()))
+    forward, order = plan(works, layout)
+    queries = [torch.randn(rows, case.heads, d, generator=noise).to(case.dtype) for rows, _ in case.requests]
+    flat = cache.view(2 * hkv * layout.num_pages, page * d)
+    got = ragged_attention(torch.cat([queries[i] for i in order]), flat, forward.groups, hkv, d)
+    wanted = torch.cat([naive(queries[i].double(), *contents[i]) for i in order])
+    return got, wanted
+
+
+def check(case: Case, seed: int = 0) -> None:
+    got, wanted = run(case, seed)
+    assert got.dtype == case.dtype and got.shape == wanted.shape
+    tolerance = 2e-6 if case.dtype == torch.float32 else 2e-2
+    torch.testing.assert_close(got.double(), wanted, rtol=tolerance, atol=tolerance)
+
+
+MIXES = {
+    "one row": [(1, 0)],
+    "one context": [(1, 37)],
+    "prefill": [(29, 0)],
+    "second chunk": [(16, 13)],
+    "equal decodes": [(1, 20)] * 5,
+    "unequal decodes": [(1, n) for n in (0, 1, 15, 16, 17, 63)],
+    "verify": [(4, 20), (8, 33), (1, 5), (3, 0)],
+    "all at once": [(1, 40), (8, 3), (30, 0), (1, 0), (17, 15), (5, 5)],
+    "last cell of a page": [(4, 12), (1, 31), (16, 0)],
+}
+
+
+@pytest.mark.parametrize("page_size", [1, 3, 4, 16, 64])
+@pytest.mark.parametrize("mix", MIXES)
+def test_equals_naive_attention(mix: str, page_size: int) -> None:
+    check(Case(MIXES[mix], page_size))
+
+
+@pytest.mark.parametrize(("heads", "kv_heads"), [(1, 1), (4, 4), (4, 1), (9, 3)])
+def test_head_sharing(heads: int, kv_heads: int) -> None:
+    check(Case(MIXES["all at once"], 4, heads=heads, kv_heads=kv_heads, head_dim=16))
+
+
+def test_bfloat16() -> None:
+    check(Case(MIXES["all at once"], 16, head_dim=32, dtype=torch.bfloat16))
+
+
+@pytest.mark.parametrize("cost", [0, 100, 10**9], ids=["apart", "some", "together"])
+def test_grouping_never_changes_the_result(cost: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batches, "_GROUP_COST", cost)
+    rng = random.Random(cost)
+    for seed in range(6):
+        check(Case([(rng.randint(1, 9), rng.randint(0, 50)) for _ in range(7)], rng.choice([2, 8])), seed)
+
+
+def test_long_contexts_form_groups_of_their_own() -> None:
+    requests = [(1, 3000), (1, 2500), (1, 8), (8, 20), (1, 4), (40, 700)]
+    layout = Layout(1000, 16, 2, torch.float32)
+    works = [Work([0] * rows, before, 0, list(range(-(-(rows + before) // 16)))) for rows, before in requests]
+    assert len(plan(works, layout)[0].groups) > 1
+    check(Case(requests, 16))
+
+
+def test_nothing_outside_a_request_is_seen() -> None:
+    """Finite rubbish in every cell that holds no token of the request leaves no trace."""
+    for mix in MIXES.values():
+        clean, _ = run(Case(mix, 4))
+        dirty, _ = run(Case(mix, 4), poison=1e6)
+        assert torch.equal(clean, dirty)

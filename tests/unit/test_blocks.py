@@ -1,0 +1,122 @@
+"""The decoder's blocks against transformers and float64: rotary embedding, RMS norm, linear layers, the whole target."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaConfig
+from transformers.models.llama.modeling_llama import LlamaRMSNorm, LlamaRotaryEmbedding, apply_rotary_pos_emb
+
+from services.model.linear import Linear
+from services.model.norm import RMSNorm
+from services.model.rope import Rope, rotate
+from services.verifier.batch import Layout, Work, plan
+from services.verifier.paged_kv import allocate_caches
+from services.verifier.target import Target, resolve_dtype
+from tests.support.tiny_llama import TinyLlama
+
+
+@pytest.mark.parametrize(("head_dim", "theta"), [(16, 1e4), (64, 1e5), (128, 5e5)])
+def test_rope_is_that_of_transformers(head_dim: int, theta: float) -> None:
+    """Also far out, where a rounding of the frequency is a thousandth of a turn."""
+    config = LlamaConfig(
+        hidden_size=2 * head_dim,
+        num_attention_heads=2,
+        rope_parameters={"rope_type": "default", "rope_theta": theta},
+    )
+    positions = torch.tensor([0, 1, 2, 100, 4095, 8191, 131071])
+    x = torch.randn(len(positions), 3, head_dim, generator=torch.Generator().manual_seed(0))
+    cos, sin = LlamaRotaryEmbedding(config)(x, positions[None])
+    wanted, _ = apply_rotary_pos_emb(x.transpose(0, 1)[None], x.transpose(0, 1)[None], cos, sin)
+    got = rotate(x, *Rope(head_dim, theta, 131072, torch.float32).rows(positions))
+    torch.testing.assert_close(got, wanted[0].transpose(0, 1), rtol=1e-6, atol=1e-6)
+
+
+def test_rotate_leaves_its_input_alone() -> None:
+    x = torch.ones(2, 1, 8)
+    rotate(x, *Rope(8, 1e4, 10, torch.float32).rows(torch.tensor([3, 4])))
+    assert torch.equal(x, torch.ones(2, 1, 8))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_norm(dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(1)
+    weight = torch.randn(48, generator=generator).to(dtype)
+    # From rows that eps dominates to large ones.
+    x = torch.randn(6, 48, generator=generator) * torch.tensor([1e-6, 1e-3, 1.0, 30.0, 1e4, 0.0])[:, None]
+    x = x.to(dtype)
+    got = RMSNorm(weight, 1e-5)(x)
+    assert got.dtype == dtype and got.shape == x.shape
+    wide = x.double()
+    exact = wide / (wide.square().mean(-1, keepdim=True) + 1e-5).sqrt() * weight.double()
+    step = 1e-6 if dtype == torch.float32 else 2.0**-8
+    torch.testing.assert_close(got.double(), exact, rtol=step, atol=1e-12)
+    theirs = LlamaRMSNorm(48, 1e-5)
+    theirs.weight.data = weight
+    torch.testing.assert_close(got, theirs(x), rtol=2 * step, atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("rows", [1, 3, 64, 100])
+def test_linear(dtype: torch.dtype, rows: int) -> None:
+    generator = torch.Generator().manual_seed(2)
+    x, weight, residual = (
+        torch.randn(shape, generator=generator).to(dtype) for shape in ((rows, 40), (24, 40), (rows, 24))
+    )
+    layer = Linear(weight)
+    assert (layer.in_features, layer.out_features) == (40, 24)
+    before = residual.clone()
+    exact = x.double() @ weight.double().T
+    tolerance = {"rtol": 1e-5, "atol": 1e-5} if dtype == torch.float32 else {"rtol": 2.0**-7, "atol": 0.05}
+    torch.testing.assert_close(layer(x).double(), exact, **tolerance)
+    torch.testing.assert_close(layer.add_to(residual, x).double(), exact + residual.double(), **tolerance)
+    assert torch.equal(residual, before) and layer(x).dtype == dtype
+
+
+def prefill(target: Target, tokens: list[int]) -> torch.Tensor:
+    """Logits of every position, in one step over pages in an odd order."""
+    target.prepare(len(tokens) + 1)
+    layout = Layout(num_pages=8, page_size=4, num_kv_heads=target.arch.num_kv_heads, dtype=target.dtype)
+    caches = allocate_caches(target.arch, 8, 4, target.dtype)
+    batch, order = plan([Work(tokens, 0, len(tokens), [5, 0, 7, 2, 1][: -(-len(tokens) // 4)])], layout)
+    assert order == [0]
+    return target.forward(batch, caches)
+
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "grouped": {},
+    "multi-head": {"num_key_value_heads": 4},
+    "multi-query": {"num_key_value_heads": 1, "num_hidden_layers": 1},
+    "tied": {"tie_word_embeddings": True},
+    "wide heads": {"head_dim": 24, "rms_norm_eps": 1e-2},
+    "fast rope": {"rope_parameters": {"rope_type": "default", "rope_theta": 100.0}, "num_hidden_layers": 3},
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_logits_are_those_of_transformers(shape: str, tmp_path: Path) -> None:
+    llama = TinyLlama(tmp_path, seed=3, **SHAPES[shape])
+    tokens = torch.randint(0, 330, (18,), generator=torch.Generator().manual_seed(4)).tolist()
+    wanted = llama.logits(tokens)
+    assert wanted.std() > 0.5
+    torch.testing.assert_close(prefill(Target(tmp_path, "float32"), tokens), wanted, rtol=1e-4, atol=1e-4)
+    rough = prefill(Target(tmp_path, "bfloat16"), tokens)
+    assert rough.dtype == torch.bfloat16
+    # Two layers of bfloat16 are good to a few percent of the logits' spread.
+    assert (rough.float() - wanted).square().mean().sqrt() < 0.05 * wanted.std()
+
+
+def test_no_rows_wanted_no_logits(tiny_llama: TinyLlama) -> None:
+    target = Target(tiny_llama.folder, "float32")
+    target.prepare(8)
+    layout = Layout(2, 4, target.arch.num_kv_heads, target.dtype)
+    batch, _ = plan([Work([1, 2, 3], 0, 0, [1])], layout)
+    assert target.forward(batch, allocate_caches(target.arch, 2, 4, target.dtype)).shape == (0, 330)
+
+
+def test_dtype_names() -> None:
+    assert resolve_dtype("float32") == torch.float32 and resolve_dtype("bfloat16") == torch.bfloat16
+    assert resolve_dtype("auto") in (torch.float32, torch.bfloat16)
