@@ -90,7 +90,7 @@ class DrafterServicer(drafter_pb2_grpc.DrafterServiceServicer):
                 answer = await self._engine.step(sessions, to_step(message, self._traits))
                 if answer is not None:
                     await outgoing.put(from_answer(answer))
-                    self._changed()
+                self._changed()
         except Exception as error:
             _log.warning("draft stream ends with %d sessions: %s", len(sessions), error)
             end = error
