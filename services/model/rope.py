@@ -11,7 +11,7 @@ class Rope:
 
     def __init__(self, head_dim: int, theta: float, max_position: int, dtype: torch.dtype) -> None:
         half = head_dim // 2
-        # Written so that it rounds as transformers does: far out, an ulp of the frequency is 1e-3 of the angle's sine.
+        # Rounds as transformers does: by position 131071 one ulp of the frequency moves a cosine by up to 0.02.
         frequency = 1.0 / theta ** (torch.arange(half, dtype=torch.float32) / half)
         angle = torch.arange(max_position, dtype=torch.float32)[:, None] * frequency
         self._cos = torch.cat([angle.cos(), angle.cos()], dim=-1).to(dtype)  # [positions, head_dim]

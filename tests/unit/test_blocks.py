@@ -1,4 +1,4 @@
-"""The decoder's blocks against transformers and float64: rotary embedding, RMS norm, linear layers, the whole target."""
+"""The decoder's blocks against transformers and float64: rotary embedding, norm, linear layers, the whole target."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.support.tiny_llama import TinyLlama
 
 @pytest.mark.parametrize(("head_dim", "theta"), [(16, 1e4), (64, 1e5), (128, 5e5)])
 def test_rope_is_that_of_transformers(head_dim: int, theta: float) -> None:
-    """Also far out, where a rounding of the frequency is a thousandth of a turn."""
+    """Also far out, where one ulp of the frequency moves a cosine by 0.02."""
     config = LlamaConfig(
         hidden_size=2 * head_dim,
         num_attention_heads=2,
