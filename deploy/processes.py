@@ -93,9 +93,10 @@ def _runs(process: psutil.Process) -> bool:
 
 
 def started(pid: int) -> float | None:
-    """When process `pid` started (seconds since 1970), or None if there is none; with the pid it names one process."""
+    """When process `pid` started (seconds since 1970), or None if none runs; with the pid it names one process."""
     try:
-        return float(psutil.Process(pid).create_time())
+        process = psutil.Process(pid)
+        return float(process.create_time()) if _runs(process) else None
     except psutil.Error:
         return None
 

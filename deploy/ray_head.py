@@ -52,13 +52,20 @@ def start(temp: Path, cluster_id: str, verifiers: int) -> str:
     env = processes.environment(cluster_id, verifiers) | LOCAL | _QUIET | {"RAY_TMPDIR": str(temp)}
     # The data plane is our own, so the object store gets its minimum; replicas ask for no CPUs.
     command = [
-        *(str(Path(sys.executable).with_name("ray")), "start", "--head", "--port=0", "--node-ip-address=127.0.0.1"),
+        *(sys.executable, "-P", "-m", "ray.scripts.scripts"),
+        *("start", "--head", "--port=0", "--node-ip-address=127.0.0.1"),
         *("--include-dashboard=false", "--include-log-monitor=false", "--no-monitor", "--disable-usage-stats"),
         *(f"--ray-client-server-port={free_port()}", "--object-store-memory=80000000", f"--temp-dir={temp}"),
     ]
     try:
         result = subprocess.run(
-            command, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60
+            command,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            start_new_session=True,  # a Ctrl-C is ours to handle
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise StartError("ray", str(error)) from error
