@@ -80,9 +80,7 @@ def test_both_spellings_of_rope(tmp_path: Path, changes: dict[str, Any], theta: 
         (2, {"eos_token_id": None}, (2,)),
     ],
 )
-def test_ends_of_sequence(
-    tmp_path: Path, config: Any, generation: dict[str, Any] | None, ids: tuple[int, ...]
-) -> None:
+def test_ends_of_sequence(tmp_path: Path, config: Any, generation: dict[str, Any] | None, ids: tuple[int, ...]) -> None:
     assert read_arch(folder(tmp_path, generation, eos_token_id=config)).eos_ids == ids
 
 

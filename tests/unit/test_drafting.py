@@ -1,0 +1,211 @@
+"""The engine's side of drafting: what the drafter is told, which answers count, and when it is given up."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+
+from kadence.internal import common_pb2
+from kadence.internal import drafter_pb2 as pb
+from services.verifier.drafting import Drafting
+from services.verifier.request import Request
+from tests.support.engine_harness import request
+from tests.support.scripted_drafter import ScriptedDrafter
+
+VOCAB = 100
+
+
+class Silent(ScriptedDrafter):
+    """Keeps its answers for the test to deliver."""
+
+    def __init__(self, **limits: Any) -> None:
+        super().__init__(lambda name, tokens, most: [len(tokens)] * most, **limits)
+        self.held: list[pb.DraftResponse] = []
+
+    def answer(self, response: pb.DraftResponse) -> None:
+        self.held.append(response)
+
+
+class Scene:
+    """A Drafting and its drafter; `talk` is one step."""
+
+    def __init__(self, drafter: ScriptedDrafter | None = None, **limits: Any) -> None:
+        self.drafter = drafter or ScriptedDrafter(lambda name, tokens, most: [len(tokens)] * most, **limits)
+        self.drafting = Drafting(self.drafter, VOCAB)  # type: ignore[arg-type]
+        self.step = 0
+
+    def talk(self, *wants: tuple[Request, int], deadline: float = 1.0) -> dict[str, list[int]]:
+        self.ask(*wants)
+        return self.drafting.collect(deadline)
+
+    def ask(self, *wants: tuple[Request, int]) -> None:
+        self.step += 1
+        self.drafting.ask(self.step, list(wants))
+
+    @property
+    def last(self) -> pb.DraftRequest:
+        return self.drafter.requests[-1]
+
+
+def test_tells_each_token_once() -> None:
+    scene, a = Scene(), request("a", [5, 6, 7], 50, temperature=0.5, seed=9)
+    assert scene.talk((a, 3)) == {"a": [3, 3, 3]}
+    assert [o.stamp.request_id for o in scene.last.opens] == ["a"]
+    assert list(scene.last.commits[0].token_ids) == [5, 6, 7] and scene.last.commits[0].stamp.base_length == 0
+    wish = scene.last.proposes[0]
+    assert (wish.max_tokens, wish.sampling.seed, wish.sampling.temperature) == (3, 9, 0.5)
+    a.append([8, 9])
+    a.round += 1
+    assert scene.talk((a, 2)) == {"a": [5, 5]}
+    assert not scene.last.opens and [list(c.token_ids) for c in scene.last.commits] == [[8, 9]]
+    assert scene.last.commits[0].stamp.base_length == 3
+    assert scene.last.proposes[0].stamp == common_pb2.Stamp(request_id="a", round=1, base_length=5)
+    assert scene.drafter.sessions == {"a": [5, 6, 7, 8, 9]}
+
+
+def test_a_request_that_skips_steps_is_caught_up() -> None:
+    scene, a, b = Scene(), request("a", [1], 50), request("b", [2], 50)
+    scene.talk((a, 1), (b, 1))
+    a.append([3])
+    a.append([4])
+    scene.talk((b, 1))
+    assert [c.stamp.request_id for c in scene.last.commits] == []
+    assert scene.talk((a, 1), (b, 1)) == {"a": [3], "b": [1]}
+
+
+def test_nobody_to_ask_or_nothing_wanted_sends_nothing() -> None:
+    scene, a = Scene(), request("a", [1], 50)
+    assert scene.talk() == {} and not scene.drafter.requests
+    scene.drafter.connection = None
+    assert scene.talk((a, 3)) == {} and not scene.drafter.requests
+    assert scene.drafting.counters.asked == 0
+
+
+def test_limits_of_the_drafter_are_obeyed() -> None:
+    scene = Scene(max_sessions=2, max_draft_tokens=4)
+    a, b, c = (request(name, [1], 50) for name in "abc")
+    assert scene.talk((a, 9), (b, 2), (c, 2)) == {"a": [1] * 4, "b": [1] * 2}
+    assert len(scene.last.opens) == 2 and scene.last.proposes[0].max_tokens == 4
+    scene.drafting.forget(a)
+    assert scene.talk((b, 2), (c, 2)) == {"b": [1, 1], "c": [1, 1]}
+    assert [x.stamp.request_id for x in scene.last.closes] == ["a"] and sorted(scene.drafter.sessions) == ["b", "c"]
+
+
+def test_sessions_are_closed_with_the_next_message_or_when_idle() -> None:
+    scene, a, b = Scene(), request("a", [1], 50), request("b", [1], 50)
+    scene.talk((a, 1), (b, 1))
+    scene.drafting.forget(a)
+    scene.drafting.forget(request("never asked", [1], 50))
+    assert len(scene.drafter.requests) == 1
+    scene.drafting.flush()
+    assert sorted(scene.drafter.sessions) == ["b"] and scene.last.step == 0
+    scene.drafting.flush()
+    assert len(scene.drafter.requests) == 2
+
+
+def test_resyncs_are_served() -> None:
+    """Part of a session lost, then all of it."""
+    scene, a = Scene(), request("a", [1, 2, 3, 4], 50)
+    scene.talk((a, 1))
+    del scene.drafter.sessions["a"][2:]
+    assert scene.talk((a, 1)) == {} and scene.drafting.counters.resyncs == 1
+    assert scene.talk((a, 1)) == {"a": [4]} and list(scene.last.commits[0].token_ids) == [3, 4]
+    del scene.drafter.sessions["a"]
+    assert scene.talk((a, 1)) == {}
+    assert scene.talk((a, 1)) == {"a": [4]} and len(scene.last.opens) == 1
+    assert scene.drafter.sessions == {"a": [1, 2, 3, 4]}
+
+
+def test_a_new_connection_is_told_everything_again() -> None:
+    scene, a, b = Scene(), request("a", [1, 2], 50), request("b", [1], 50)
+    scene.talk((a, 1), (b, 1))
+    scene.drafter.lose()
+    assert scene.talk((a, 1)) == {}
+    scene.drafting.forget(b)  # the new drafter never heard of it
+    scene.drafter.reconnect()
+    assert scene.talk((a, 1)) == {"a": [2]} and not scene.last.closes
+    assert scene.drafter.sessions == {"a": [1, 2]}
+
+
+def test_connection_lost_while_waiting() -> None:
+    scene = Scene(Silent())
+    scene.ask((request("a", [1], 50), 1))
+    scene.drafter.lose()
+    start = time.monotonic()
+    assert scene.drafting.collect(5.0) == {} and time.monotonic() - start < 1
+    counters = scene.drafting.counters
+    assert (counters.lost, counters.late) == (1, 0) and scene.drafter.suspensions == 0
+
+
+def test_a_loss_of_an_earlier_connection_does_not_matter() -> None:
+    scene, a = Scene(), request("a", [1], 50)
+    scene.drafter.lose()
+    scene.drafter.reconnect()
+    assert scene.talk((a, 1)) == {"a": [1]} and scene.drafting.counters.lost == 0
+
+
+def test_two_misses_in_a_row_suspend() -> None:
+    drafter = Silent()
+    scene, a = Scene(drafter), request("a", [1], 50)
+    start = time.monotonic()
+    assert scene.talk((a, 1), deadline=0.05) == {}
+    assert 0.04 < time.monotonic() - start < 1 and drafter.suspensions == 0
+    # An answer in time forgives.
+    scene.ask((a, 1))
+    drafter.replies.put(drafter.held[-1])
+    assert scene.drafting.collect(1) == {"a": [1]}
+    assert scene.talk((a, 1), deadline=0.01) == {} and drafter.suspensions == 0
+    assert scene.talk((a, 1), deadline=0.01) == {} and drafter.suspensions == 1
+    assert scene.drafting.counters.late == 3
+    assert scene.talk((a, 1), deadline=0.01) == {} and scene.drafting.counters.asked == 4
+
+
+def test_late_answers_are_dropped() -> None:
+    """An answer to an earlier step is not taken for this one's, though its stamp still fits."""
+    drafter = Silent()
+    scene, a = Scene(drafter), request("a", [1], 50)
+    assert scene.talk((a, 1), deadline=0.01) == {}
+    scene.ask((a, 2))
+    for response in drafter.held:
+        drafter.replies.put(response)
+    assert scene.drafting.collect(1) == {"a": [1, 1]} and scene.drafting.counters.stale == 1
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"request_id": "b"},
+        {"attempt": 1},
+        {"round": 1},
+        {"base_length": 2},
+        {"base_length": 0},
+    ],
+)
+def test_drafts_of_another_moment_are_dropped(change: dict[str, Any]) -> None:
+    drafter = Silent()
+    scene = Scene(drafter)
+    scene.ask((request("a", [1], 50), 1))
+    for field, value in change.items():
+        setattr(drafter.held[0].drafts[0].stamp, field, value)
+    drafter.replies.put(drafter.held[0])
+    assert scene.drafting.collect(1) == {} and scene.drafting.counters.stale == 1
+
+
+@pytest.mark.parametrize(
+    ("tokens", "taken"),
+    [([1, 2, 3], [1, 2, 3]), ([1, 2, 3, 4, 5], [1, 2, 3]), ([], []), ([1, VOCAB], None), ([-1], None), ([1], [1])],
+)
+def test_drafts_that_make_no_sense(tokens: list[int], taken: list[int] | None) -> None:
+    scene = Scene(ScriptedDrafter(lambda *_: tokens))
+    assert scene.talk((request("a", [1], 50), 3)) == ({} if taken is None else {"a": taken})
+
+
+def test_a_newer_attempt_is_another_session() -> None:
+    scene, a = Scene(), request("a", [1, 2], 50)
+    scene.talk((a, 1))
+    scene.drafting.forget(a)
+    newer = request("a", [1, 2], 50, attempt=1, committed=[3])
+    assert scene.talk((newer, 1)) == {"a": [3]}
+    assert scene.last.opens[0].stamp.attempt == 1 and scene.drafter.sessions == {"a": [1, 2, 3]}
