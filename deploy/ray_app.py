@@ -83,6 +83,8 @@ class RayPlacement:
     def start(self, deadline: float) -> str:
         """Starts or joins Ray, deploys, returns the scheduler's address. Raises StartError."""
         joined = self._plan.cluster.ray_address or os.environ.get("RAY_ADDRESS", "")
+        if joined:
+            ray_head.reachable(joined)
         temp = None if joined else ray_head.folder(self._run)
         self._note(ray_temp_dir=str(temp or ""), ray_address=joined)
         address = joined or ray_head.start(temp or self._run, self._id, self._plan.cluster.verifiers)

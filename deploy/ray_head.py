@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
@@ -14,18 +15,16 @@ from typing import Any
 from deploy import processes
 from deploy.config import free_port
 from deploy.placement import StartError
+from kadence.errors import ConfigError
 
 # Ray appends about 65 characters for its sockets, whose paths may have 107.
 _LONGEST_FOLDER = 38
 
+# Made for other systems; at "0" Ray takes 127.0.0.1 as it stands instead of replacing it by the machine's address.
+_STAY_LOCAL = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 # Ray reads these when it is imported, in the driver and in its daemons. Token authentication guards nothing on
-# loopback and would write a file into the user's home; the cluster switch, made for other systems, keeps node
-# addresses loopback, which --node-ip-address=127.0.0.1 alone does not.
-LOCAL = {
-    "RAY_AUTH_MODE": "disabled",
-    "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
-}
+# loopback and would write a file into the user's home.
+LOCAL = {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0", _STAY_LOCAL: "0"}
 
 # An idle Ray polls: with three replicas 11 % of a core as it comes, 6 % with these (most of that is fixed: the main
 # thread of each worker wakes a hundred times a second). No request is slowed, as none passes through Ray; a deployment
@@ -77,11 +76,25 @@ def start(temp: Path, cluster_id: str, verifiers: int) -> str:
     return (temp / "ray_current_cluster").read_text(encoding="utf-8").strip()
 
 
+def reachable(address: str) -> str:
+    """Checks the address of a Ray to join, since Ray itself would try for ever. Raises ConfigError."""
+    host, colon, port = address.rpartition(":")
+    if not colon or not port.isdigit() or "/" in host:
+        raise ConfigError(f"ray_address = {address}: must be host:port of a running Ray head")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=5).close()
+    except OSError as error:
+        raise ConfigError(f"ray_address = {address}: nothing answers there ({error.strerror or error})") from error
+    return address
+
+
 def connect(address: str, temp: Path | None) -> Any:
     """Connects this process to Ray at `address` as a driver and returns the ray module; `temp` is set for our own."""
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     if temp is not None:
         os.environ.update(LOCAL, RAY_TMPDIR=str(temp))
+    elif address.startswith("127."):
+        os.environ[_STAY_LOCAL] = "0"
     import ray
 
     ray.init(address=address, namespace="serve", log_to_driver=False, logging_level=logging.ERROR)

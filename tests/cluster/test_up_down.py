@@ -17,7 +17,7 @@ from typing import Any
 import psutil
 import pytest
 
-from deploy import processes
+from deploy import processes, ray_head
 from tests.support.tiny_llama import TinyLlama
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
@@ -144,6 +144,28 @@ def test_on_ray(kadence: Run, nothing_left: Callable[[], None], model: Path, hom
     down = kadence("down", timeout=180)
     assert down.returncode == 0, down.stderr
     nothing_left()
+
+
+@pytest.mark.timeout(400)
+def test_joins_a_running_ray(
+    kadence: Run, nothing_left: Callable[[], None], model: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = f"other-{os.getpid()}"  # somebody else's Ray
+    monkeypatch.delenv("KADENCE_HOME")
+    with tempfile.TemporaryDirectory(prefix="kr-", dir="/tmp") as temp:
+        try:
+            monkeypatch.setenv("RAY_ADDRESS", ray_head.start(Path(temp), name, 1))
+            before = {process.pid for process in processes.members(name)}
+            monkeypatch.setenv("KADENCE_HOME", str(home))
+            up = kadence("up", "--model", str(model), timeout=180)
+            assert up.returncode == 0, up.stderr
+            assert "ray: joined at" in up.stderr
+            assert len(generate(kadence)["token_ids"]) == 24
+            assert kadence("down", timeout=180).returncode == 0
+            nothing_left()
+            assert {process.pid for process in processes.members(name)} == before  # it is as we found it
+        finally:
+            processes.stop(name)
 
 
 def damaged(model: Path, folder: Path) -> Path:
