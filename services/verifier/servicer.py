@@ -66,8 +66,9 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
             if update.owner not in by_owner:
                 by_owner[update.owner] = verifier_pb2.DecodeResponse(step=step)
             by_owner[update.owner].updates.append(messages.update_message(update))
-            if update.terminal is not None:
-                self._live.get(update.owner, {}).pop(update.request_id, None)
+            live = self._live.get(update.owner, {})
+            if update.terminal is not None and live.get(update.request_id) == update.attempt:
+                del live[update.request_id]
         for owner, response in by_owner.items():
             if owner in self._outboxes:
                 self._outboxes[owner].put_nowait(response)
@@ -112,7 +113,8 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
             update = verifier_pb2.RequestUpdate(stamp=submit.stamp, terminal=messages.terminal_message(terminal))
             outbox.put_nowait(verifier_pb2.DecodeResponse(updates=[update]))
             return
-        self._live[owner][request.request_id] = request.attempt
+        live = self._live[owner]
+        live[request.request_id] = max(request.attempt, live.get(request.request_id, 0))
         self._engine.submit(request)
 
     def _park(self, owner: str) -> None:
