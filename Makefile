@@ -30,7 +30,7 @@ help:
 env: $(READY)
 
 $(READY): pyproject.toml
-	@echo "==> environment in $(VENV): about 2.7 GB, one to five minutes; the next time this is instant"
+	@echo "==> environment in $(VENV): about 3 GB, a few minutes; the next time this is instant"
 	@test -x $(RUN) || $(PYTHON) -m venv $(VENV)
 	@$(RUN) -m pip install --disable-pip-version-check --progress-bar on -e '.[cluster,dev]'
 	@touch $@
