@@ -140,7 +140,7 @@ class Attachment:
         yield control_pb2.AttachRequest(register=self._register())
         said_draining = False
         sent_load: Any = None
-        load_at = beat_at = clock()
+        load_at, beat_sent = clock(), float("-inf")
         sequence = 0
         while True:
             if self._draining and not said_draining:
@@ -151,9 +151,10 @@ class Attachment:
             if self._load is not sent_load and clock() >= load_at:
                 sent_load, load_at = self._load, clock() + _LOAD_SECONDS
                 yield control_pb2.AttachRequest(load=sent_load)
-            if clock() >= beat_at:
-                sequence, beat_at = sequence + 1, clock() + self._heartbeat_seconds
+            if clock() >= beat_sent + self._heartbeat_seconds:
+                sequence, beat_sent = sequence + 1, clock()
                 yield control_pb2.AttachRequest(heartbeat=common_pb2.Heartbeat(sequence=sequence))
+            beat_at = beat_sent + self._heartbeat_seconds  # the interval is known only once registered
             due = min(beat_at, load_at) if self._load is not sent_load else beat_at
             await self._sleep(due - clock())
 

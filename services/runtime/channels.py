@@ -73,7 +73,7 @@ class _GrpcChannel:
             try:
                 return await method(request, timeout=timeout, metadata=metadata)
             except grpc.aio.AioRpcError as error:
-                raise from_rpc_error(error) from error
+                raise _failure(error) from error
 
         return call
 
@@ -92,6 +92,14 @@ class _GrpcChannel:
             return GrpcStream(method(timeout=timeout, metadata=metadata), requests)
 
         return call
+
+
+def _failure(error: grpc.aio.AioRpcError) -> BaseException:
+    """What a caller gets for a failed call. A cancellation that grpc.aio swallowed, because the call failed in the same
+    moment, is given back; else whoever cancelled the task and waits for its end would wait for ever.
+    """
+    task = asyncio.current_task()
+    return asyncio.CancelledError() if task is not None and task.cancelling() else from_rpc_error(error)
 
 
 class GrpcStream:
@@ -114,7 +122,7 @@ class GrpcStream:
         try:
             response = await self._call.read()
         except grpc.aio.AioRpcError as error:
-            raise from_rpc_error(error) from error
+            raise _failure(error) from error
         except asyncio.CancelledError:
             if self._failure is not None:
                 raise self._failure from None

@@ -18,6 +18,7 @@ from services.scheduler.metrics import SchedulerMetrics
 from services.scheduler.publisher import Outbox, Publisher
 
 _REGISTER_SECONDS = 5.0
+_CLOSING = "the scheduler is shutting down"
 
 _log = logging.getLogger(__name__)
 
@@ -40,6 +41,7 @@ class ControlServicer(control_pb2_grpc.ControlServiceServicer):
         self._metrics = metrics
         self._describe = describe
         self._heartbeat_seconds = heartbeat_seconds
+        self._closed = False
         self._links: dict[str, VerifierLink] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._clock = asyncio.get_running_loop().time
@@ -48,7 +50,10 @@ class ControlServicer(control_pb2_grpc.ControlServiceServicer):
         self, request_iterator: AsyncIterator[control_pb2.AttachRequest], context: Any
     ) -> AsyncIterator[control_pb2.AttachResponse]:
         """One replica's permanent stream."""
-        replica = self._register(await _first(request_iterator))
+        register = await _first(request_iterator)
+        if self._closed:
+            raise UnavailableError(_CLOSING)
+        replica = self._register(register)
         outbox = self._publisher.subscribe(replica.kind)
         reader = asyncio.create_task(self._read(replica, request_iterator, outbox), name=f"attached {replica.id}")
         # Not only in `finally`: a cancelled call may leave this generator suspended until it is collected.
@@ -62,9 +67,10 @@ class ControlServicer(control_pb2_grpc.ControlServiceServicer):
 
     async def close(self) -> None:
         """Ends every stream and link."""
-        self._publisher.close(UnavailableError("the scheduler is shutting down"))
+        self._closed = True
+        self._publisher.close(UnavailableError(_CLOSING))
         for link in list(self._links.values()):
-            self._drop_link(link, "the scheduler is shutting down")
+            self._drop_link(link, _CLOSING)
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def _register(self, register: control_pb2.Register) -> Replica:
