@@ -1,1 +1,1 @@
-"""Measurements."""
+"""Measurements of the running cluster, and the bars they are held against."""

@@ -1,0 +1,83 @@
+"""`python -m bench.bars`: measures the bars of a group, one line each; exit status 1 if any does not hold."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from bench import machine, tasks
+from bench.bars import groups, report, runner
+from bench.bars.bar import Bar
+from bench.bars.bench import Bench
+from kadence.errors import KadenceError
+
+MINUTES = 40
+RESULTS = machine.ROOT / "bench" / "results" / "local"  # not in git
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs the chosen bars; 0 if all hold, 1 if one does not, 2 if they could not be run, 130 if interrupted."""
+    arguments = _parser().parse_args(argv)
+    runner.interrupt_once()
+    try:
+        chosen = groups.capabilities(arguments.only)
+        prompts = tasks.Prompts.read(arguments.prompts)
+    except KadenceError as error:
+        print(f"kadence: {error}", file=sys.stderr)
+        return 2
+    run: dict[str, Any] = {
+        "begun": datetime.now(UTC).isoformat(timespec="seconds"),
+        "quick": arguments.quick,
+        "prompts": {task: len(texts) for task, texts in prompts.by_task.items()},
+        "machine": machine.facts(),
+        "seconds": {},
+    }
+    about = sum(capability.minutes for capability in chosen)
+    print(f"{len(chosen)} capabilities, about {about:.0f} minutes, at most {MINUTES}", file=sys.stderr, flush=True)
+    bars: list[tuple[str, Bar]] = []
+    try:
+        _measure_all(chosen, prompts, arguments.quick, run, bars)
+    except KeyboardInterrupt:
+        print("kadence: stopped", file=sys.stderr)
+        return 130
+    finally:
+        name = f"{arguments.only.replace('/', '-') or 'all'}-{run['begun'].replace(':', '')}.json"
+        out = arguments.out or RESULTS / name
+        report.write(out, run, bars)
+        print(f"everything measured is in {out}", file=sys.stderr, flush=True)
+    print(report.last_line(bars) + (" (a try-out: too few samples to judge)" if arguments.quick else ""), flush=True)
+    return 0 if all(bar.passed is not False for _, bar in bars) else 1
+
+
+def _measure_all(
+    chosen: list[groups.Capability],
+    prompts: tasks.Prompts,
+    quick: bool,
+    run: dict[str, Any],
+    bars: list[tuple[str, Bar]],
+) -> None:
+    begun = time.monotonic()
+    for capability in chosen:
+        start = time.monotonic()
+        bench = Bench(capability.name, prompts, quick, begun)
+        for bar in runner.measure(capability, bench, begun + MINUTES * 60):
+            bars.append((capability.name, bar))
+            print(bar.line(f"{capability.name}/"), flush=True)
+        run["seconds"][capability.name] = round(time.monotonic() - start, 1)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m bench.bars", description="Measures and judges.")
+    parser.add_argument("--only", metavar="NAME", default="", help="a group, or group/capability; all without")
+    parser.add_argument("--prompts", metavar="DIR", type=Path, default=tasks.OURS, help="folder of .jsonl prompts")
+    parser.add_argument("--out", metavar="FILE", type=Path, help="where to write the JSON; bench/results/local without")
+    parser.add_argument("--quick", action="store_true", help="few samples, to see that everything works")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())
