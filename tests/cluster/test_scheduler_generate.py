@@ -1,21 +1,15 @@
-"""Requests through a real scheduler and scripted verifiers: answers, refusals, resumption, and one end each."""
+"""Requests through a real scheduler and scripted verifiers: what goes in, what comes out, what is refused."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
 from kadence.errors import (
-    ConflictError,
-    DeadlineExceededError,
     InvalidRequestError,
-    OverloadedError,
-    RequestCancelledError,
-    UnavailableError,
 )
 from kadence.v1 import inference_pb2, types_pb2
 from services.scheduler.request import Rule
@@ -23,36 +17,9 @@ from services.scheduler.session import FinishReason
 from services.scheduler.tokenizer import Tokenizer
 from tests.support import tiny_model
 from tests.support.fake_verifier import FakeVerifier
-from tests.support.scheduling import Cluster, ask, scheduler, until
+from tests.support.scheduling import Cluster, ask, says, scheduler, settled, until
 
 PROMPT = [5, 6, 7]
-
-
-@pytest.fixture
-def tokenizer(tokenizer_folder: Path) -> Tokenizer:
-    return Tokenizer.load(tokenizer_folder)
-
-
-@pytest.fixture(params=["grpc", "inproc"])
-async def pair(request: pytest.FixtureRequest, tokenizer_folder: Path) -> AsyncIterator[tuple[Cluster, FakeVerifier]]:
-    """A scheduler and one verifier, attached."""
-    async with scheduler(tokenizer_folder, request.param, max_queue=4) as cluster:
-        name = "verifier" if request.param == "inproc" else ""
-        async with FakeVerifier(cluster.inner, inproc_name=name) as verifier:
-            await until(lambda: verifier.streams)
-            yield cluster, verifier
-
-
-def says(verifier: FakeVerifier, ids: list[int]) -> None:
-    """Makes it answer `ids` to everything."""
-    verifier.script = lambda submit: ids
-
-
-async def settled(cluster: Cluster, verifier: FakeVerifier) -> None:
-    """Nothing is left anywhere."""
-    await until(lambda: not verifier.running and cluster.service._dispatcher.in_flight == 0)
-    assert cluster.service._dispatcher.running == cluster.service._dispatcher.queued == 0
-    assert all(link.outstanding == 0 for link in cluster.service._control._links.values())
 
 
 async def test_an_answer(pair: tuple[Cluster, FakeVerifier], tokenizer: Tokenizer) -> None:
@@ -207,209 +174,6 @@ async def test_the_verifiers_context_counts(tokenizer_folder: Path) -> None:
         assert [(m.name, m.max_model_len, m.vocab_size, m.drafter_kind) for m in models.models] == [
             ("tiny", 50, tiny_model.VOCAB_SIZE, "none")
         ]
-
-
-async def test_cancel_reaches_the_verifier(pair: tuple[Cluster, FakeVerifier]) -> None:
-    cluster, verifier = pair
-    verifier.step_seconds = 0.02
-    call = cluster.stub.Generate(ask(ids=PROMPT, max_tokens=200, ignore_eos=True), timeout=20)
-    async for response in call:
-        if response.WhichOneof("event") == "chunk":
-            break
-    call.cancel()
-    await settled(cluster, verifier)
-    assert len(verifier.stops) == 1
-    assert cluster.metric("kadence_request_failure_total", code="CANCELLED") == 1
-
-
-async def test_cancel_in_the_queue(pair: tuple[Cluster, FakeVerifier]) -> None:
-    cluster, verifier = pair
-    verifier.gate.clear()
-    running = [asyncio.create_task(cluster.generate(ask(ids=PROMPT, max_tokens=3))) for _ in range(9)]
-    await until(lambda: len(verifier.running) == 9)
-    queued = asyncio.create_task(cluster.generate(ask(ids=PROMPT, max_tokens=3)))
-    await until(lambda: cluster.service._dispatcher.queued == 1)
-    queued.cancel()
-    await until(lambda: cluster.service._dispatcher.queued == 0)
-    verifier.gate.set()
-    assert [result.reason for result in await asyncio.gather(*running)] == ["LENGTH"] * 9
-    await settled(cluster, verifier)
-    assert not verifier.stops and len(verifier.submits) == 9
-
-
-async def test_deadline(pair: tuple[Cluster, FakeVerifier]) -> None:
-    cluster, verifier = pair
-    verifier.gate.clear()
-    with pytest.raises(DeadlineExceededError):
-        await cluster.generate(ask(ids=PROMPT), seconds=0.2)
-    await until(lambda: verifier.stops)
-    await until(lambda: cluster.metric("kadence_request_failure_total", code="DEADLINE_EXCEEDED") == 1)
-    assert cluster.metric("kadence_request_failure_total", code="CANCELLED") == 0
-
-
-async def test_default_deadline(tokenizer_folder: Path) -> None:
-    async with scheduler(tokenizer_folder, default_timeout_seconds=0.2, attach_wait_seconds=10) as cluster:
-        with pytest.raises(DeadlineExceededError, match="time was up"):
-            async for _ in cluster.stub.Generate(ask(ids=PROMPT)):
-                pass
-
-
-async def test_full_queue_is_refused_with_a_delay(pair: tuple[Cluster, FakeVerifier]) -> None:
-    cluster, verifier = pair
-    verifier.gate.clear()
-    tasks = [asyncio.create_task(cluster.generate(ask(ids=PROMPT, max_tokens=3))) for _ in range(13)]
-    await until(lambda: cluster.service._dispatcher.queued == 4)
-    assert len(verifier.running) == 9  # capacity 8 and one that waits there
-    status = await cluster.status()
-    assert (status.requests_in_flight, status.requests_queued) == (13, 4)
-    with pytest.raises(OverloadedError, match="4 requests wait, at most 4 may") as caught:
-        await cluster.generate(ask(ids=PROMPT))
-    assert 0.5 <= caught.value.retry_after <= 30
-    verifier.gate.set()
-    assert {result.reason for result in await asyncio.gather(*tasks)} == {"LENGTH"}
-    await settled(cluster, verifier)
-
-
-async def test_no_verifier(tokenizer_folder: Path) -> None:
-    async with scheduler(tokenizer_folder, attach_wait_seconds=0.3) as cluster:
-        began = time.monotonic()
-        with pytest.raises(UnavailableError, match="no verifier is attached"):
-            await cluster.generate(ask(ids=PROMPT))
-        assert 0.25 < time.monotonic() - began < 2.0
-
-
-async def test_a_verifier_that_comes_in_time(tokenizer_folder: Path) -> None:
-    async with scheduler(tokenizer_folder, attach_wait_seconds=5) as cluster:
-        task = asyncio.create_task(cluster.generate(ask(ids=PROMPT, max_tokens=4)))
-        await until(lambda: cluster.service._dispatcher.queued)
-        async with FakeVerifier(cluster.inner):
-            assert (await task).reason == "LENGTH"
-
-
-async def test_a_request_id_in_use(pair: tuple[Cluster, FakeVerifier]) -> None:
-    cluster, verifier = pair
-    verifier.gate.clear()
-    task = asyncio.create_task(cluster.generate(ask(ids=PROMPT, max_tokens=3, request_id="one")))
-    await until(lambda: verifier.running)
-    with pytest.raises(ConflictError, match="'one' is in use"):
-        await cluster.generate(ask(ids=PROMPT, request_id="one"))
-    verifier.gate.set()
-    assert (await task).reason == "LENGTH"
-    assert (await cluster.generate(ask(ids=PROMPT, max_tokens=3, request_id="one"))).reason == "LENGTH"
-
-
-def resume(first: inference_pb2.Started, ids: list[int]) -> inference_pb2.Resume:
-    return inference_pb2.Resume(token_ids=ids, seed=first.seed, attempt=first.attempt, rule=first.rule)
-
-
-@pytest.mark.parametrize("stop", [[], ["over the"]])
-async def test_resume_at_every_token(pair: tuple[Cluster, FakeVerifier], tokenizer: Tokenizer, stop: list[str]) -> None:
-    """Whatever a client holds when its stream breaks, the second stream's text completes the first one's."""
-    cluster, verifier = pair
-    verifier.per_step, verifier.step_seconds = 1, 0.0
-    ids = [*tokenizer.encode("日本 over, 🙂 over"), tiny_model.END]
-    says(verifier, ids)
-    whole = await cluster.generate(ask(max_tokens=100, stop=stop))
-    assert whole.token_ids == ids and whole.started is not None
-    for held in range(1, len(ids) + 1):
-        first = ""
-        stream = cluster.stub.Generate(ask(max_tokens=held, stop=stop, ignore_eos=True), timeout=10)
-        async for response in stream:
-            if response.WhichOneof("event") == "chunk":
-                first += response.chunk.text
-        again = await cluster.generate(ask(max_tokens=100, stop=stop, resume=resume(whole.started, ids[:held])))
-        assert again.started is not None and again.finished is not None
-        assert (again.started.attempt, again.started.seed) == (1, whole.started.seed)
-        assert again.token_ids == ids[held:] and again.reason == "STOP"
-        assert again.finished.completion_tokens == len(ids)
-        if held < len(ids):  # with the end of sequence ignored, that token was plain text to the first stream
-            assert first + again.text == whole.text
-            assert list(verifier.submits[-1].committed_token_ids) == ids[:held]
-            assert verifier.submits[-1].stamp.attempt == 1
-    await settled(cluster, verifier)
-
-
-async def test_resume_of_a_complete_answer_asks_no_verifier(
-    pair: tuple[Cluster, FakeVerifier], tokenizer: Tokenizer
-) -> None:
-    cluster, verifier = pair
-    for ids, options, reason, match in (
-        ([50, 51], {"max_tokens": 2}, "LENGTH", ""),
-        ([50, tiny_model.END], {"max_tokens": 9}, "STOP", "<|end|>"),
-        (tokenizer.encode("a stop"), {"max_tokens": 9, "stop": ["stop"]}, "STOP", "stop"),
-    ):
-        result = await cluster.generate(ask(resume=inference_pb2.Resume(token_ids=ids, seed=4), **options))
-        assert result.reason == reason and result.finished is not None
-        assert result.finished.stop_match == match and not result.token_ids
-        assert result.started is not None and result.started.seed == 4
-    assert not verifier.submits
-    await settled(cluster, verifier)
-
-
-async def test_resume_takes_over_from_a_stream_that_has_not_noticed(pair: tuple[Cluster, FakeVerifier]) -> None:
-    cluster, verifier = pair
-    verifier.gate.clear()
-    old = asyncio.create_task(cluster.generate(ask(ids=PROMPT, max_tokens=9, request_id="one", seed=3)))
-    await until(lambda: verifier.running)
-    again = inference_pb2.Resume(token_ids=[], seed=3, attempt=0)
-    new = asyncio.create_task(cluster.generate(ask(ids=PROMPT, max_tokens=9, request_id="one", resume=again)))
-    with pytest.raises(RequestCancelledError, match="resumed"):
-        await old
-    await until(lambda: ("one", 1) in verifier.running)
-    verifier.gate.set()
-    assert len((await new).token_ids) == 9
-    await settled(cluster, verifier)
-    assert [(stamp.request_id, stamp.attempt) for stamp in verifier.stops] == [("one", 0)]
-
-
-async def test_drain_finishes_what_runs_and_refuses_the_rest(tokenizer_folder: Path) -> None:
-    async with scheduler(tokenizer_folder) as cluster, FakeVerifier(cluster.inner) as verifier:
-        await until(lambda: verifier.streams)
-        verifier.gate.clear()
-        quick = asyncio.create_task(cluster.generate(ask(ids=PROMPT, max_tokens=4)))
-        await until(lambda: verifier.running)
-        drain = asyncio.create_task(cluster.service.drain(5.0))
-        await until(lambda: cluster.service._draining)
-        with pytest.raises(UnavailableError, match="shutting down"):
-            await cluster.generate(ask(ids=PROMPT))
-        verifier.gate.set()
-        assert (await quick).reason == "LENGTH"
-        await asyncio.wait_for(drain, 4.0)
-
-
-async def test_drain_ends_what_does_not_finish(tokenizer_folder: Path) -> None:
-    async with scheduler(tokenizer_folder) as cluster, FakeVerifier(cluster.inner) as verifier:
-        await until(lambda: verifier.streams)
-        verifier.gate.clear()
-        tasks = [asyncio.create_task(cluster.generate(ask(ids=PROMPT))) for _ in range(12)]
-        await until(lambda: cluster.service._dispatcher.in_flight == 12)
-        await asyncio.wait_for(cluster.service.drain(0.2), 4.0)
-        for result in await asyncio.gather(*tasks, return_exceptions=True):
-            assert isinstance(result, UnavailableError) and "shutting down" in result.message
-
-
-async def test_a_slow_reader_holds_nobody_up(pair: tuple[Cluster, FakeVerifier]) -> None:
-    cluster, verifier = pair
-    slow = cluster.stub.Generate(ask(ids=PROMPT, max_tokens=200, ignore_eos=True), timeout=20)
-    await anext(slow)
-    began = time.monotonic()
-    results = await asyncio.gather(*(cluster.generate(ask(ids=PROMPT, max_tokens=50)) for _ in range(4)))
-    assert all(len(result.token_ids) == 50 for result in results) and time.monotonic() - began < 5
-    await until(lambda: not verifier.running)  # its verifier has finished long before it reads on
-    tokens = [token async for response in slow for token in response.chunk.token_ids]
-    assert len(tokens) == 200
-
-
-async def test_chunks_are_joined_when_there_are_many_streams(tokenizer_folder: Path) -> None:
-    async with (
-        scheduler(tokenizer_folder, max_chunks_per_second=20) as cluster,
-        FakeVerifier(cluster.inner, per_step=1) as verifier,
-    ):
-        await until(lambda: verifier.streams)
-        results = await asyncio.gather(
-            *(cluster.generate(ask(ids=PROMPT, max_tokens=100, ignore_eos=True)) for _ in range(4))
-        )
-        assert all(len(result.token_ids) == 100 and result.chunks <= 20 for result in results)
 
 
 async def test_metrics(pair: tuple[Cluster, FakeVerifier]) -> None:

@@ -9,12 +9,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import grpc
-
 from kadence.v1 import inference_pb2, inference_pb2_grpc, types_pb2
 from services.runtime.channels import connect
 from services.scheduler.config import PolicyConfig, SchedulerConfig
 from services.scheduler.service import SchedulerService
+from tests.support.fake_verifier import FakeVerifier
 
 
 @dataclass
@@ -120,7 +119,13 @@ async def until(condition: Callable[[], Any], seconds: float = 5.0) -> None:
         await asyncio.sleep(0.005)
 
 
-def code(error: Exception) -> grpc.StatusCode:
-    """Status of a raw failed call."""
-    assert isinstance(error, grpc.aio.AioRpcError)
-    return error.code()
+async def settled(cluster: Cluster, verifier: FakeVerifier) -> None:
+    """Nothing is left anywhere."""
+    await until(lambda: not verifier.running and cluster.service._dispatcher.in_flight == 0)
+    assert cluster.service._dispatcher.running == cluster.service._dispatcher.queued == 0
+    assert all(link.outstanding == 0 for link in cluster.service._control._links.values())
+
+
+def says(verifier: FakeVerifier, ids: list[int]) -> None:
+    """Makes it answer `ids` to everything."""
+    verifier.script = lambda submit: ids
