@@ -7,8 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from services.kernels.ragged_attention import BLOCK, AttentionBlocks, RaggedAttention
 from services.kernels.ragged_attention_ref import AttentionGroup
-from services.verifier.target import ForwardBatch
+from services.verifier.target import ForwardBatch, Target
 
 # Contexts are padded to a multiple of this many pages: matrix kernels are compiled per shape, few are wanted.
 _PAGE_MULTIPLE = 4
@@ -34,6 +35,15 @@ class Layout:
     page_size: int
     num_kv_heads: int
     dtype: torch.dtype
+    native: bool = False
+    """Whether attention is planned for the native kernel."""
+
+
+def attention_for(target: Target, num_pages: int, page_size: int) -> tuple[RaggedAttention | None, Layout]:
+    """The fastest attention there is for the target on this machine (None: the reference), and the layout it wants."""
+    arch = target.arch
+    kernel = RaggedAttention.find(target.dtype, num_pages, page_size, arch.num_kv_heads, arch.head_dim)
+    return kernel, Layout(num_pages, page_size, arch.num_kv_heads, target.dtype, native=kernel is not None)
 
 
 def group_work(sizes: list[tuple[int, int]]) -> list[list[int]]:
@@ -63,7 +73,7 @@ def group_work(sizes: list[tuple[int, int]]) -> list[list[int]]:
 def plan(works: list[Work], layout: Layout) -> tuple[ForwardBatch, list[int]]:
     """The batch that runs `works`, and the works' order in it (sample rows come in that order)."""
     sizes = [(len(w.tokens), w.start + len(w.tokens)) for w in works]
-    grouped = group_work(sizes)
+    grouped = [list(range(len(works)))] if layout.native else group_work(sizes)
     order = [i for group in grouped for i in group]
     tokens = np.concatenate([np.asarray(works[i].tokens, dtype=np.int64) for i in order])
     positions = np.concatenate([np.arange(works[i].start, sizes[i][1]) for i in order])
@@ -71,7 +81,8 @@ def plan(works: list[Work], layout: Layout) -> tuple[ForwardBatch, list[int]]:
     groups, samples, row = [], [], 0
     for members in grouped:
         group = [works[i] for i in members]
-        groups.append(_group(group, row, layout))
+        if not layout.native:
+            groups.append(_group(group, row, layout))
         for work in group:
             row += len(work.tokens)
             samples.append(np.arange(row - work.samples, row))
@@ -80,6 +91,7 @@ def plan(works: list[Work], layout: Layout) -> tuple[ForwardBatch, list[int]]:
         positions=torch.from_numpy(positions),
         slots=torch.from_numpy(_head_rows(slots, layout.num_pages * layout.page_size, layout).T.reshape(-1).copy()),
         groups=groups,
+        blocks=_blocks(works) if layout.native else None,
         sample_rows=torch.from_numpy(np.concatenate(samples)),
     )
     return batch, order
@@ -96,6 +108,20 @@ def _head_rows(index: np.ndarray, stride: int, layout: Layout) -> np.ndarray:
     """index [n] within one head's block -> [2 * Hkv, n] over the blocks of all heads, K then V."""
     heads = np.arange(2 * layout.num_kv_heads, dtype=np.int64)[:, None]
     return heads * stride + index[None, :]
+
+
+def _blocks(works: list[Work]) -> AttentionBlocks:
+    """Each work's rows in blocks of at most BLOCK query tokens."""
+    cuts, row = [], 0
+    for index, work in enumerate(works):
+        for offset in range(0, len(work.tokens), BLOCK):
+            cuts.append((row + offset, min(BLOCK, len(work.tokens) - offset), work.start + offset, index))
+        row += len(work.tokens)
+    first, tokens, start, owner = torch.tensor(cuts, dtype=torch.int64).T.contiguous()
+    table = np.zeros((len(works), max(len(work.pages) for work in works)), dtype=np.int64)
+    for row, work in enumerate(works):
+        table[row, : len(work.pages)] = work.pages
+    return AttentionBlocks(first, tokens, start, owner, torch.from_numpy(table))
 
 
 def _group(works: list[Work], first_row: int, layout: Layout) -> AttentionGroup:

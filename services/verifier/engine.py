@@ -57,7 +57,8 @@ class Engine:
         self._on_step = on_step
         self._pool = PagePool(limits.num_pages, limits.page_size)
         self._caches = allocate_caches(target.arch, limits.num_pages, limits.page_size, target.dtype)
-        self._layout = batch.Layout(limits.num_pages, limits.page_size, target.arch.num_kv_heads, target.dtype)
+        self._kernel, self._layout = batch.attention_for(target, limits.num_pages, limits.page_size)
+        self.attention = "native" if self._kernel else "torch"
         self._roster = Roster(self._pool, limits.max_num_seqs)
         self._totals = Totals()
         self._pace = Pace()
@@ -165,7 +166,7 @@ class Engine:
         parts = [parts[i] for i in order]
         laws = [law for part in parts for law in part.laws]
         with torch.inference_mode():
-            logits = self._target.forward(forward, self._caches)
+            logits = self._target.forward(forward, self._caches, self._kernel)
             chosen = draw(logits, laws)
         row = 0
         for part in parts:

@@ -76,7 +76,7 @@ class VerifierService:
                 on_drafters=lambda peers: self._link.set_peers([(p.replica_id, p.address) for p in peers.peers]),
             )
             await self._attachment.start()
-        _log.info("%s", banner(target, self._limits))
+        _log.info("%s", banner(target, self._limits, self._engine.attention))
         return self.address
 
     async def drain(self, grace: float) -> None:
@@ -162,13 +162,13 @@ def resolve_limits(config: VerifierConfig, target: Target) -> Limits:
     )
 
 
-def banner(target: Target, limits: Limits) -> str:
+def banner(target: Target, limits: Limits, attention: str) -> str:
     """One line with everything that bounds the engine."""
     per_token = target.arch.kv_bytes_per_token(target.dtype.itemsize)
     tokens = limits.num_pages * limits.page_size
     return (
         f"{target.arch.family} {target.arch.num_layers} layers, {str(target.dtype).removeprefix('torch.')}, "
-        f"{torch.get_num_threads()} threads; KV {tokens} tokens in {limits.num_pages} pages of {limits.page_size} "
+        f"{torch.get_num_threads()} threads, {attention} attention; KV {tokens} tokens in {limits.num_pages} pages of {limits.page_size} "
         f"({tokens * per_token / 2**20:.0f} MiB); max_num_seqs {limits.max_num_seqs}, "
         f"max_num_batched_tokens {limits.max_num_batched_tokens}, max_model_len {limits.max_model_len}"
     )

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from services.kernels.ragged_attention import AttentionBlocks, RaggedAttention
 from services.kernels.ragged_attention_ref import AttentionGroup, ragged_attention
 from services.model.arch import Arch, read_arch
 from services.model.linear import Linear
@@ -36,13 +37,15 @@ class ForwardBatch:
     """One step's rows. n rows in all; s of them need logits.
 
     tokens [n], positions [n]: what runs where. slots [n * 2 * Hkv]: rows of the cache viewed as [-1, d] that receive
-    each row's K heads, then V heads. sample_rows [s]: rows whose logits are wanted.
+    each row's K heads, then V heads. sample_rows [s]: rows whose logits are wanted. Attention is planned as `blocks`
+    for the native kernel, else as padded `groups` for the reference.
     """
 
     tokens: Tensor
     positions: Tensor
     slots: Tensor
     groups: list[AttentionGroup]
+    blocks: AttentionBlocks | None
     sample_rows: Tensor
 
 
@@ -71,7 +74,7 @@ class Target:
         self._head = Linear(head)
 
     @torch.inference_mode()
-    def forward(self, batch: ForwardBatch, caches: list[Tensor]) -> Tensor:
+    def forward(self, batch: ForwardBatch, caches: list[Tensor], kernel: RaggedAttention | None = None) -> Tensor:
         """Runs the rows, writing their K/V into `caches` (see paged_kv.allocate_caches); returns logits [s, V]."""
         a = self.arch
         cos, sin = self._rope.rows(batch.positions)
@@ -82,7 +85,11 @@ class Target:
             qk = rotate(qkv[:, :rotated], cos, sin)
             kv = torch.cat([qk[:, a.num_heads :], qkv[:, rotated:]], dim=1)  # [n, 2 Hkv, d]
             cache.view(-1, a.head_dim).index_copy_(0, batch.slots, kv.view(-1, a.head_dim))
-            attended = ragged_attention(qk[:, : a.num_heads], cache, batch.groups, a.num_kv_heads, a.head_dim)
+            q = qk[:, : a.num_heads]
+            if kernel is not None and batch.blocks is not None:
+                attended = kernel(q, cache, batch.blocks)
+            else:
+                attended = ragged_attention(q, cache, batch.groups, a.num_kv_heads, a.head_dim)
             x = layer.out.add_to(x, attended)
             gate, up = layer.gate_up(layer.post_norm(x)).chunk(2, dim=-1)
             x = layer.down.add_to(x, F.silu(gate).mul_(up))

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 
+from services.kernels.ragged_attention import BLOCK, RaggedAttention
 from services.kernels.ragged_attention_ref import ragged_attention
 from services.verifier import batch as batches
 from services.verifier.batch import Layout, Work, plan
@@ -23,6 +24,7 @@ class Case:
     kv_heads: int = 2
     head_dim: int = 8
     dtype: torch.dtype = torch.float32
+    native: bool = False
 
 
 def naive(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
@@ -44,7 +46,7 @@ def run(case: Case, seed: int = 0, poison: float = 0.0) -> tuple[torch.Tensor, t
     page, hkv, d = case.page_size, case.kv_heads, case.head_dim
     counts = [-(-(rows + before) // page) for rows, before in case.requests]
     free = rng.sample(range(sum(counts) + 3), sum(counts))
-    layout = Layout(sum(counts) + 3, page, hkv, case.dtype)
+    layout = Layout(sum(counts) + 3, page, hkv, case.dtype, native=case.native)
     cache = torch.full((2, hkv, layout.num_pages, page, d), poison, dtype=case.dtype)
     works, contents = [], []
     for (rows, before), count in zip(case.requests, counts, strict=True):
@@ -58,7 +60,15 @@ def run(case: Case, seed: int = 0, poison: float = 0.0) -> tuple[torch.Tensor, t
     forward, order = plan(works, layout)
     queries = [torch.randn(rows, case.heads, d, generator=noise).to(case.dtype) for rows, _ in case.requests]
     flat = cache.view(2 * hkv * layout.num_pages, page * d)
-    got = ragged_attention(torch.cat([queries[i] for i in order]), flat, forward.groups, hkv, d)
+    together = torch.cat([queries[i] for i in order])
+    if case.native:
+        kernel = RaggedAttention.find(case.dtype, layout.num_pages, page, hkv, d)
+        assert kernel is not None and forward.blocks is not None
+        # Rows of a wider tensor, as the target's fused projection gives them.
+        wide = torch.cat([together, torch.full_like(together[:, :hkv], torch.nan)], dim=1)
+        got = kernel(wide[:, : case.heads], flat, forward.blocks)
+    else:
+        got = ragged_attention(together, flat, forward.groups, hkv, d)
     wanted = torch.cat([naive(queries[i].double(), *contents[i]) for i in order])
     return got, wanted
 
@@ -120,3 +130,57 @@ def test_nothing_outside_a_request_is_seen() -> None:
         clean, _ = run(Case(mix, 4))
         dirty, _ = run(Case(mix, 4), poison=1e6)
         assert torch.equal(clean, dirty)
+
+
+needs_native = pytest.mark.skipif(
+    RaggedAttention.find(torch.bfloat16, 4, 16, 2, 32) is None, reason="needs AVX512-BF16 and a C compiler"
+)
+
+
+@needs_native
+@pytest.mark.parametrize("mix", MIXES)
+@pytest.mark.parametrize(
+    ("page_size", "heads", "kv_heads", "head_dim"), [(16, 9, 3, 64), (32, 4, 4, 32), (48, 8, 1, 128)]
+)
+def test_native(mix: str, page_size: int, heads: int, kv_heads: int, head_dim: int) -> None:
+    for seed in range(2):
+        check(Case(MIXES[mix], page_size, heads, kv_heads, head_dim, torch.bfloat16, native=True), seed)
+
+
+@needs_native
+def test_native_cuts_long_chunks_into_blocks() -> None:
+    mix = [(BLOCK, 0), (BLOCK + 1, 3), (4 * BLOCK + 5, 200), (1, 0)]
+    check(Case(mix, 16, 6, 2, 64, torch.bfloat16, native=True))
+
+
+@needs_native
+def test_native_never_shows_stale_cells() -> None:
+    clean, _ = run(Case([(3, 30), (1, 7)], 16, 4, 2, 32, torch.bfloat16, native=True))
+    stale, _ = run(Case([(3, 30), (1, 7)], 16, 4, 2, 32, torch.bfloat16, native=True), poison=1e4)
+    torch.testing.assert_close(clean, stale, rtol=0, atol=0)
+
+
+@needs_native
+def test_native_softmax_keeps_its_range() -> None:
+    """Scores far apart: one key takes all, and nothing overflows."""
+    kernel = RaggedAttention.find(torch.bfloat16, 1, 16, 1, 32)
+    assert kernel is not None
+    cache = torch.zeros(2, 16, 32, dtype=torch.bfloat16)
+    cache[0, :, 0] = torch.arange(16) * 50.0  # keys
+    cache[1] = torch.arange(16)[:, None].to(torch.bfloat16)  # values
+    forward, _ = plan([Work([0], 15, 0, [0])], Layout(1, 16, 1, torch.bfloat16, native=True))
+    assert forward.blocks is not None
+    q = torch.zeros(1, 1, 32, dtype=torch.bfloat16)
+    for sign, best in ((100.0, 15.0), (-100.0, 0.0)):
+        q[0, 0, 0] = sign
+        got = kernel(q, cache.view(2, -1), forward.blocks)
+        torch.testing.assert_close(got, torch.full((1, 32), best, dtype=torch.bfloat16), rtol=0, atol=1e-30)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "page_size", "head_dim"),
+    [(torch.float32, 16, 64), (torch.bfloat16, 8, 64), (torch.bfloat16, 16, 40)],
+    ids=["dtype", "page size", "head size"],
+)
+def test_native_is_not_offered_where_it_cannot_run(dtype: torch.dtype, page_size: int, head_dim: int) -> None:
+    assert RaggedAttention.find(dtype, 4, page_size, 2, head_dim) is None

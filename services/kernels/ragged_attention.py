@@ -1,0 +1,88 @@
+"""Attention of ragged query blocks over paged K/V in C, for bfloat16 on CPUs with AVX512-BF16.
+
+Against the reference it gathers nothing and pads nothing, reads each key and value once for all rows of a block, and
+keeps scores in float32. `ragged_attention_ref` is the definition; this must agree with it to bfloat16 rounding.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from services.kernels import native
+
+BLOCK = 16
+"""Most query tokens of one block; longer chunks are cut, which also spreads them over threads."""
+
+
+@dataclass(frozen=True)
+class AttentionBlocks:
+    """Index tensors of a step's query blocks, int64, the same for every layer.
+
+    first [b], tokens [b], start [b]: a block's first row in the batch, its length, the position of its first row.
+    owner [b]: row of `table` [requests, pages] that lists its request's pages.
+    """
+
+    first: Tensor
+    tokens: Tensor
+    start: Tensor
+    owner: Tensor
+    table: Tensor
+
+
+class RaggedAttention:
+    """The compiled kernel for one cache geometry; `find` returns None where it cannot run."""
+
+    def __init__(self, function: Callable[..., int], num_pages: int, num_kv_heads: int, head_dim: int) -> None:
+        self._function = function
+        self._num_pages = num_pages
+        self._num_kv_heads = num_kv_heads
+        self._head_dim = head_dim
+
+    @classmethod
+    def find(
+        cls, dtype: torch.dtype, num_pages: int, page_size: int, num_kv_heads: int, head_dim: int
+    ) -> RaggedAttention | None:
+        """The kernel for this geometry, compiled on first use."""
+        if dtype != torch.bfloat16 or not torch.cpu._is_avx512_bf16_supported() or page_size % 16 or head_dim % 32:
+            return None
+        library = native.load("ragged_attention", HEAD_DIM=head_dim, PAGE=page_size)
+        if library is None:
+            return None
+        function = library.ragged_attention
+        pointer, long, integer = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
+        function.argtypes = [pointer, long, pointer, long, integer, integer, integer]
+        function.argtypes += [pointer] * 5 + [long, pointer, long, ctypes.c_float, integer]
+        return cls(function, num_pages, num_kv_heads, head_dim)
+
+    def __call__(self, q: Tensor, cache: Tensor, blocks: AttentionBlocks) -> Tensor:
+        """q [n, Hq, d] (rows may be strided), cache as in the reference -> [n, Hq * d]."""
+        n, heads, d = q.shape
+        out = torch.empty((n, heads * d), dtype=q.dtype)
+        failed = self._function(
+            q.data_ptr(),
+            q.stride(0),
+            cache.data_ptr(),
+            self._num_pages,
+            self._num_kv_heads,
+            heads // self._num_kv_heads,
+            blocks.first.numel(),
+            blocks.first.data_ptr(),
+            blocks.tokens.data_ptr(),
+            blocks.start.data_ptr(),
+            blocks.owner.data_ptr(),
+            blocks.table.data_ptr(),
+            blocks.table.shape[1],
+            out.data_ptr(),
+            heads * d,
+            d**-0.5 * math.log2(math.e),  # the kernel exponentiates with base 2
+            torch.get_num_threads(),
+        )
+        if failed:
+            raise MemoryError("no memory for attention scores")
+        return out
