@@ -168,7 +168,8 @@ def banner(target: Target, limits: Limits, attention: str) -> str:
     tokens = limits.num_pages * limits.page_size
     return (
         f"{target.arch.family} {target.arch.num_layers} layers, {str(target.dtype).removeprefix('torch.')}, "
-        f"{torch.get_num_threads()} threads, {attention} attention; KV {tokens} tokens in {limits.num_pages} pages of {limits.page_size} "
+        f"{torch.get_num_threads()} threads, {attention} attention; "
+        f"KV {tokens} tokens in {limits.num_pages} pages of {limits.page_size} "
         f"({tokens * per_token / 2**20:.0f} MiB); max_num_seqs {limits.max_num_seqs}, "
         f"max_num_batched_tokens {limits.max_num_batched_tokens}, max_model_len {limits.max_model_len}"
     )
