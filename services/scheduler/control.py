@@ -9,6 +9,7 @@ from typing import Any
 
 from kadence.errors import APIError, InvalidRequestError, UnavailableError
 from kadence.internal import common_pb2, control_pb2, control_pb2_grpc
+from services.runtime import logs
 from services.runtime.heartbeat import alive
 from services.scheduler import messages
 from services.scheduler.dispatch import Dispatcher
@@ -16,6 +17,7 @@ from services.scheduler.fleet import Fleet, Replica
 from services.scheduler.links import VerifierLink
 from services.scheduler.metrics import SchedulerMetrics
 from services.scheduler.publisher import Outbox, Publisher
+from services.scheduler.session import Session
 
 _REGISTER_SECONDS = 5.0
 _CLOSING = "the scheduler is shutting down"
@@ -50,6 +52,7 @@ class ControlServicer(control_pb2_grpc.ControlServiceServicer):
         self, request_iterator: AsyncIterator[control_pb2.AttachRequest], context: Any
     ) -> AsyncIterator[control_pb2.AttachResponse]:
         """One replica's permanent stream."""
+        logs.request_id.set("")  # a permanent stream works for no request
         register = await _first(request_iterator)
         if self._closed:
             raise UnavailableError(_CLOSING)
@@ -64,6 +67,16 @@ class ControlServicer(control_pb2_grpc.ControlServiceServicer):
                 yield message
         finally:
             reader.cancel()
+
+    def link_up(self) -> None:
+        """A verifier takes requests now."""
+        self._dispatcher.link_up()
+
+    def link_down(self, link: VerifierLink, reason: str, sessions: list[Session]) -> None:
+        """A verifier's requests must move; without its other stream too, it is lost."""
+        self._dispatcher.link_down(link, reason, sessions)
+        if not link.replica.attached and not link.ready:
+            self._lose(link.replica, reason)
 
     async def close(self) -> None:
         """Ends every stream and link."""
@@ -91,7 +104,7 @@ class ControlServicer(control_pb2_grpc.ControlServiceServicer):
         self._publisher.seed(held)
         if replica.kind == "verifier" and replica.id not in self._links:
             self._links[replica.id] = VerifierLink(
-                replica, self._dispatcher, self._metrics, self._describe, self._heartbeat_seconds
+                replica, self, self._metrics, self._describe, self._heartbeat_seconds
             )
             self._dispatcher.attach(self._links[replica.id])
         _log.info("%s %s attached, at %s", replica.kind, replica.id, replica.address)
@@ -122,6 +135,7 @@ class ControlServicer(control_pb2_grpc.ControlServiceServicer):
 
     def _detached(self, replica: Replica, silence: APIError | None) -> None:
         """A stream ended. A verifier whose other stream still works gets the time of two heartbeats to attach again."""
+        replica.attached = False
         link = self._links.get(replica.id)
         if silence is None and link is not None and link.ready and replica.state == "ready":
             asyncio.get_running_loop().call_later(2 * self._heartbeat_seconds, self._lose, replica, "it detached")

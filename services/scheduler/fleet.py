@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from kadence.errors import FieldViolation, InvalidRequestError
 from services.scheduler.policy import NO_EPOCH, Epoch
@@ -49,6 +49,8 @@ class Replica:
     pid: int = 0
     state: str = "ready"
     """ "ready", "draining" or "lost"."""
+    attached: bool = True
+    """Whether its Attach stream is open."""
     load: Load = field(default_factory=Load)
     lost_at: float = 0.0
 
@@ -93,6 +95,7 @@ class Fleet:
         if replica.state == "draining":
             del self._replicas[replica.id]
         replica.state, replica.lost_at = "lost", now
+        replica.load = replace(replica.load, running=0, waiting=0, outstanding_tokens=0, kv_pages_used=0)
         return True
 
     def all(self, now: float) -> list[Replica]:

@@ -58,6 +58,8 @@ class VerifierLink:
         self._submits: list[verifier_pb2.Submit] = []
         self._stops: list[verifier_pb2.Stop] = []
         self._wake = asyncio.Event()
+        self._told = ""
+        """The last reason for being down that was logged."""
         self._clock = asyncio.get_running_loop().time
         self._task = asyncio.create_task(self._run(), name=f"link {replica.id}")
 
@@ -113,7 +115,9 @@ class VerifierLink:
                 _log.exception("link to %s failed", self.replica.id)
                 reason = f"internal error: {type(error).__name__}"
             wait = first if self.ready else min(longest, wait * 2)
-            _log.warning("verifier %s at %s: %s", self.replica.id, self.replica.address, reason)
+            if reason != self._told:
+                self._told = reason
+                _log.warning("verifier %s at %s: %s", self.replica.id, self.replica.address, reason)
             self._down(reason)
             await asyncio.sleep(wait)
 
@@ -128,7 +132,7 @@ class VerifierLink:
                 raise UnavailableError(f"{self.replica.address} is {its_id} now, no longer {self.replica.id}")
             call = stub.Decode(self._requests(ours.replica_id))
             try:
-                self.ready = True
+                self.ready, self._told = True, ""
                 self._owner.link_up()
                 async for response in call:
                     self._receive(response)

@@ -100,7 +100,7 @@ async def test_the_only_verifier_dies(cluster: Cluster) -> None:
         await a.kill()
         with pytest.raises(UnavailableError, match="verifier verifier-a was lost"):
             await task
-        await until(lambda: cluster.metric("kadence_replicas", kind="verifier", state="lost") == 1)
+        await until(lambda: cluster.metric("kadence_replicas", kind="verifier", state="lost") == 1, seconds=0.5)
         assert (await cluster.states()) == {"verifier-a": "lost"}
 
 
