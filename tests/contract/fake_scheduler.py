@@ -55,8 +55,10 @@ async def serving(transport: str, scheduler: FakeScheduler, port: int = 0) -> As
     config = ServiceConfig(port=port)
     server: Any = GrpcServer(config, Metrics("scheduler")) if transport == "grpc" else InprocServer("attach")
     server.add(control_pb2_grpc.add_ControlServiceServicer_to_server, scheduler, "kadence.internal.ControlService")
-    yield await server.start()
-    await server.drain(0)
+    try:
+        yield await server.start()
+    finally:
+        await server.drain(0)
 
 
 async def until(condition: Callable[[], bool], seconds: float = 5) -> None:
