@@ -138,6 +138,8 @@ class VerifierService:
 def resolve_limits(config: VerifierConfig, target: Target) -> Limits:
     """The configuration's bounds with the model's filled in. Raises ConfigError where they contradict."""
     num_pages = config.kv_tokens // config.page_size
+    if num_pages < 1:
+        raise ConfigError(f"[verifier] kv_tokens = {config.kv_tokens}: must be at least page_size, {config.page_size}")
     kv_tokens = num_pages * config.page_size
     longest = config.max_model_len or min(target.arch.max_position, kv_tokens)
     if longest > target.arch.max_position:
