@@ -18,7 +18,7 @@ from deploy.config import DEFAULT_MODEL
 from kadence import AsyncClient, GenerateResult
 from services.model.fetch import resolve
 
-MINUTES = 6
+MINUTES = 5
 _PROMPTS, _TOKENS = 24, 48
 LENGTHS = (0, 3, 7)
 BATCHES = (1, 8, 24)

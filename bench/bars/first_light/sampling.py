@@ -18,8 +18,8 @@ from deploy.config import DEFAULT_MODEL
 from kadence import AsyncClient, GenerateResult
 from services.model.fetch import resolve
 
-MINUTES = 6
-_PROMPTS, _TOKENS = 24, 40
+MINUTES = 5
+_PROMPTS, _TOKENS = 24, 32
 LENGTHS = (0, 3, 7)
 BATCHES = (24, 8, 1)
 RUNS = 2
