@@ -118,7 +118,8 @@ def _leave_ray(record: dict[str, Any]) -> None:
     temp = record.get("ray_temp_dir", "")
     if temp and not processes.members(record["cluster_id"]):
         return
-    whole = "serve" if record.get("ray_serve_is_ours") else ""
+    # On our own Ray, Serve ends with it.
+    whole = "serve" if record.get("ray_serve_is_ours") and not temp else ""
     command = [sys.executable, "-P", "-m", "deploy.ray_stop", record["ray_address"], temp, whole]
     with contextlib.suppress(subprocess.TimeoutExpired):
         subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=60, check=False)
