@@ -24,6 +24,11 @@ from kadence.errors import ConfigError
 from services.model.fetch import resolve
 
 Say = Callable[[str], None]
+_STARTING = {
+    "ray": "starting Ray, and the services on it",
+    "grpc": "starting the services as processes",
+    "inproc": "starting one process for all services",
+}
 
 
 def up(plan: Plan, say: Say) -> dict[str, Any]:
@@ -64,8 +69,7 @@ def _start(plan: Plan, record: dict[str, Any], run: Path, say: Say) -> dict[str,
     folder = resolve(model, allow_fetch=True).resolve()
     plan = plan.with_values({"model.path": str(folder), "scheduler.port": public_port(plan)})
     deadline = time.monotonic() + plan.cluster.start_seconds
-    say({"ray": "starting Ray and the services on it", "grpc": "starting the services as processes",
-         "inproc": "starting one process"}[plan.cluster.transport])
+    say(_STARTING[plan.cluster.transport])
     placement: Placement
     if plan.cluster.transport == "ray":
         from deploy.ray_app import RayPlacement
