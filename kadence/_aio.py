@@ -135,9 +135,12 @@ class AsyncStream:
             except grpc.aio.AioRpcError as raised:
                 if self._answer.finished:
                     raise StopAsyncIteration from None
+                if _task_is_cancelled():  # grpc.aio swallows a cancellation that meets a failing call
+                    raise asyncio.CancelledError from None
                 await self._retry(_error(raised, self.request_id), raised)
             except asyncio.CancelledError:
                 # grpc.aio raises it for a call that cancel() or close() ended as well as for a task that is cancelled.
+                self._call.cancel()  # which it forgets to do when the call was only starting
                 if not _task_is_cancelled():
                     raise RequestCancelledError("cancelled by the client", request_id=self.request_id) from None
                 raise

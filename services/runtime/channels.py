@@ -124,6 +124,7 @@ class GrpcStream:
         except grpc.aio.AioRpcError as error:
             raise _failure(error) from error
         except asyncio.CancelledError:
+            self._call.cancel()  # grpc.aio forgets to when the call's start is what was waited for
             if self._failure is not None:
                 raise self._failure from None
             task = asyncio.current_task()

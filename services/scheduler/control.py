@@ -143,9 +143,10 @@ class ControlServicer(control_pb2_grpc.ControlServiceServicer):
             self._lose(replica, silence.message if silence is not None else "it detached")
 
     def _lose(self, replica: Replica, reason: str) -> None:
+        level = logging.INFO if replica.state == "draining" else logging.WARNING
         if not self._fleet.lose(replica, self._clock()):
             return  # it attached again meanwhile
-        _log.warning("%s %s at %s: %s", replica.kind, replica.id, replica.address, reason)
+        _log.log(level, "%s %s at %s: %s", replica.kind, replica.id, replica.address, reason)
         link = self._links.get(replica.id)
         if link is not None:
             self._drop_link(link, reason)
