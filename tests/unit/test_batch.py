@@ -48,6 +48,9 @@ def test_groups_of_little_waste() -> None:
     assert sorted(map(sorted, groups)) == [[0, 2, 3], [1]]
     groups = group_work([(1, 30_000), (1, 10), (1, 10)])
     assert sorted(map(sorted, groups)) == [[0], [1, 2]]
+    # Nor does one that is cheap to pad itself, but pads forty others.
+    groups = group_work([(2, 100)] * 40 + [(1, 3000)])
+    assert sorted(map(len, groups)) == [1, 40]
     for sizes in ([(1, 5000), (1, 10), (8, 100), (8, 90), (300, 300)], [(4, 50)] * 3 + [(1, 6000)] * 3):
         padded = sum(
             len(group) * max(sizes[i][0] for i in group) * max(sizes[i][1] for i in group)

@@ -13,7 +13,7 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm, LlamaRotaryEm
 from services.model.linear import Linear
 from services.model.norm import RMSNorm
 from services.model.rope import Rope, rotate
-from services.verifier.batch import Layout, Work, plan
+from services.verifier.batch import Layout, Work, attention_for, plan
 from services.verifier.paged_kv import allocate_caches
 from services.verifier.target import Target, resolve_dtype
 from tests.support.tiny_llama import TinyLlama
@@ -107,6 +107,31 @@ def test_logits_are_those_of_transformers(shape: str, tmp_path: Path) -> None:
     assert rough.dtype == torch.bfloat16
     # Two layers of bfloat16 are good to a few percent of the logits' spread.
     assert (rough.float() - wanted).square().mean().sqrt() < 0.05 * wanted.std()
+
+
+def test_native_attention_gives_the_same_logits(tmp_path: Path) -> None:
+    """A prompt in two chunks, the second beside a decode row of another request, against whole prompts in float32."""
+    llama = TinyLlama(tmp_path, seed=6, head_dim=32)
+    target = Target(tmp_path, "bfloat16")
+    target.prepare(64)
+    kernel, layout = attention_for(target, num_pages=8, page_size=16)
+    if kernel is None:
+        pytest.skip("needs AVX512-BF16 and a C compiler")
+    caches = allocate_caches(target.arch, 8, 16, target.dtype)
+    a = torch.randint(0, 330, (40,), generator=torch.Generator().manual_seed(7)).tolist()
+    b = torch.randint(0, 330, (10,), generator=torch.Generator().manual_seed(8)).tolist()
+    rows = []
+    for works in (
+        [Work(a[:25], 0, 25, [6, 3, 1]), Work(b[:9], 0, 9, [2])],
+        [Work(a[25:], 25, 15, [6, 3, 1]), Work(b[9:], 9, 1, [2])],
+    ):
+        batch, order = plan(works, layout)
+        assert order == [0, 1]
+        logits = target.forward(batch, caches, kernel).float()
+        rows.append(logits.split([work.samples for work in works]))
+    for tokens, parts in zip((a, b), zip(*rows, strict=True), strict=True):
+        wanted = llama.logits(tokens)
+        assert (torch.cat(parts) - wanted).square().mean().sqrt() < 0.05 * wanted.std()
 
 
 def test_no_rows_wanted_no_logits(tiny_llama: TinyLlama) -> None:
