@@ -153,12 +153,12 @@ async def test_drafts_are_verified_and_the_text_is_the_same(tiny_llama: TinyLlam
 
 
 async def test_killed_and_replaced(tiny_llama: TinyLlama, truth: list[int], drafter: DrafterProcess) -> None:
-    async with scene(tiny_llama) as it:
+    async with scene(tiny_llama, draft_deadline_seconds=10.0) as it:
         it.offer(drafter.address)
         await it.drafting()
         drafter.process.kill()
         await it.plain()
-        assert it.verifier.service._drafting.counters.late <= 1
+        assert it.verifier.service._drafting.counters.late == 0  # the loss is seen, not waited out
         async with local_drafter("ngram") as other:
             it.offer(drafter.address, other.address)
             await it.drafting()

@@ -93,6 +93,8 @@ def test_plain(case: Case, shape: str) -> None:
     load = case.run(**SHAPES[shape]).engine.load()
     assert load.stats.verified == 0 and load.stats.generated == 24 * COUNT
     assert (load.stats.preemptions > 0) == (shape in ("few pages", "pages of one"))
+    if shape == "all at once":
+        assert load.stats.steps == COUNT  # all prompts fit one step, and nobody waits for anybody
 
 
 @pytest.mark.parametrize("shape", ["all at once", "few pages", "small steps"])

@@ -1,0 +1,146 @@
+"""What one step runs: decode rows first, drafts as far as there is room, then prompts; and who must leave the step."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from services.verifier.allocation import Policy
+from services.verifier.paged_kv import PagePool
+from services.verifier.planning import Part, plan_step, wants
+from services.verifier.request import Request
+from services.verifier.roster import Roster
+from tests.support.engine_harness import request
+
+PAGE = 4
+
+
+class Scene:
+    """A roster whose requests have KV for all but `pending` of their tokens."""
+
+    def __init__(self, pages: int) -> None:
+        self.roster = Roster(PagePool(pages, PAGE), 64)
+
+    def add(self, name: str, prompt: int, produced: int = 0, pending: int = 1, **options: int) -> Request:
+        it = request(
+            name, range(prompt), options.pop("max_tokens", 50), committed=range(100, 100 + produced), **options
+        )
+        it.pages = self.roster.pool.open()
+        assert self.roster.pool.reserve(it.pages, len(it.tokens) - pending)
+        self.roster.pool.commit(it.pages, len(it.tokens) - pending)
+        self.roster._by_id[name] = it
+        self.roster.running.append(it)
+        return it
+
+    def plan(self, budget: int = 100, **drafts: list[int]) -> dict[str, Part]:
+        parts = plan_step(self.roster, drafts, budget)
+        assert sum(len(part.work.tokens) for part in parts) <= budget
+        for part in parts:
+            end = part.work.start + len(part.work.tokens)
+            assert part.request in self.roster.running and part.request.pages.reserved >= end
+            assert len(part.work.pages) * PAGE >= end
+        self.roster.pool.check()
+        return {part.request.request_id: part for part in parts}
+
+
+def test_decode_rows_and_their_drafts() -> None:
+    scene = Scene(40)
+    scene.add("a", 5, produced=3)
+    scene.add("b", 2, produced=1)
+    parts = scene.plan(a=[7, 8])
+    assert (parts["a"].work.tokens, parts["a"].work.start, parts["a"].work.samples) == ([102, 7, 8], 7, 3)
+    assert (parts["a"].draft, parts["a"].drafted) == ([7, 8], 2)
+    assert (parts["b"].work.tokens, parts["b"].work.start, parts["b"].work.samples) == ([100], 2, 1)
+    assert [law.position for law in parts["a"].laws] == [8, 9, 10]
+
+
+def test_prompts_come_in_chunks() -> None:
+    scene = Scene(40)
+    a = scene.add("a", 10, pending=10)
+    part = scene.plan(budget=6)["a"]
+    assert (part.work.tokens, part.work.start, part.work.samples, part.laws) == (list(range(6)), 0, 0, [])
+    scene.roster.pool.commit(a.pages, 6)
+    part = scene.plan(budget=6)["a"]
+    assert (part.work.tokens, part.work.start, part.work.samples) == ([6, 7, 8, 9], 6, 1)
+    assert [law.position for law in part.laws] == [10]
+
+
+def test_a_prompt_of_one_token_is_no_decode_step() -> None:
+    scene = Scene(4)
+    a = scene.add("a", 1)
+    assert not a.decoding and wants(scene.roster, Policy("fixed:7", 7)) == []
+    assert scene.plan(a=[5])["a"].work.tokens == [0]
+
+
+def test_recomputed_tokens_are_prefill() -> None:
+    """After pre-emption prompt and output are computed again; only the last row gives a token."""
+    scene = Scene(40)
+    scene.add("a", 5, produced=4, pending=9)
+    part = scene.plan()["a"]
+    assert part.work.tokens == [0, 1, 2, 3, 4, 100, 101, 102, 103] and part.work.samples == 1
+
+
+def test_decode_rows_go_before_prompts_and_drafts_share_what_is_left() -> None:
+    scene = Scene(100)
+    for name in "abc":
+        scene.add(name, 4, produced=1)
+    scene.add("p", 30, pending=30)
+    parts = scene.plan(budget=20, a=[1] * 7, b=[1] * 2)
+    assert {name: len(part.work.tokens) for name, part in parts.items()} == {"a": 8, "b": 3, "c": 1, "p": 8}
+    parts = scene.plan(budget=8, a=[1] * 7, b=[1] * 7, c=[1] * 7)
+    assert {name: len(part.draft) for name, part in parts.items()} == {"a": 2, "b": 2, "c": 1}
+    assert [part.drafted for part in parts.values()] == [7, 7, 7]
+
+
+def test_a_draft_that_does_not_fit_the_pages_is_left_out() -> None:
+    scene = Scene(4)
+    scene.add("a", 6, produced=2)  # 7 cells of 8 in use
+    scene.add("b", 6, produced=2)
+    parts = scene.plan(a=[1] * 3, b=[1])
+    assert {name: (part.draft, part.drafted) for name, part in parts.items()} == {"a": ([], 3), "b": ([], 1)}
+    assert len(scene.roster.running) == 2
+
+
+def test_the_youngest_leaves_when_there_is_no_page_for_a_row() -> None:
+    scene = Scene(4)
+    scene.add("a", 6, produced=3)  # 8 cells of 8: the next row needs a page
+    b = scene.add("b", 6, produced=2)
+    assert list(scene.plan()) == ["a"] and list(scene.roster.waiting) == [b]
+
+
+def test_a_prompt_older_than_who_decodes_takes_its_pages() -> None:
+    """The young one had its rows planned already; it leaves the step."""
+    scene = Scene(6)
+    scene.add("old", 20, pending=16)
+    young = scene.add("young", 15, produced=1)
+    assert list(scene.plan(young=[1])) == ["old"] and list(scene.roster.waiting) == [young]
+
+
+def test_who_asks_for_drafts() -> None:
+    scene = Scene(100)
+    a = scene.add("a", 5, produced=3)
+    scene.add("off", 5, produced=3, max_draft_tokens=0)
+    b = scene.add("capped", 5, produced=3, max_draft_tokens=2)
+    c = scene.add("ending", 5, produced=47)
+    scene.add("last", 5, produced=49)
+    scene.add("prefilling", 5, pending=5)
+    assert wants(scene.roster, Policy("fixed:7", 7)) == [(a, 7), (b, 2), (c, 2)]
+    assert wants(scene.roster, Policy()) == []
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_random_steps(seed: int) -> None:
+    """Whatever is running: nobody appears twice, the oldest gets on, nothing is exceeded (see Scene.plan)."""
+    rng = random.Random(seed)
+    scene = Scene(rng.randint(20, 60))
+    for i in range(rng.randint(1, 10)):
+        prompt, produced = rng.randint(1, 12), rng.choice([0, rng.randint(1, 8)])
+        pending = 1 if produced and rng.random() < 0.7 else rng.randint(1, prompt + produced)
+        if scene.roster.pool.used + 6 > scene.roster.pool.num_pages:
+            break
+        scene.add(str(i), prompt, produced, pending)
+    drafts = {r.request_id: [1] * rng.randint(0, 7) for r in scene.roster.running}
+    oldest = scene.roster.running[0]
+    parts = scene.plan(budget=8 * len(drafts) + rng.randint(1, 20), **drafts)
+    assert oldest.request_id in parts
