@@ -9,6 +9,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 ROOT = Path(__file__).resolve().parents[1]
 _PACKAGES = ("kadence", "torch", "transformers", "tokenizers", "grpcio", "protobuf", "ray", "numpy")
 
@@ -26,6 +28,11 @@ def facts() -> dict[str, Any]:
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
         "load_average": os.getloadavg(),
     }
+
+
+def busy(seconds: float = 1.0) -> float:
+    """Cores that somebody uses now, while we do nothing: they are missing in what is measured next."""
+    return psutil.cpu_percent(seconds) / 100 * (os.cpu_count() or 1)
 
 
 def _git(*arguments: str) -> str:

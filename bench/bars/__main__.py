@@ -16,6 +16,7 @@ from bench.bars.bench import Bench
 from kadence.errors import KadenceError
 
 MINUTES = 40
+_BUSY = 0.25  # cores in use by others that are told about
 RESULTS = machine.ROOT / "bench" / "results" / "local"  # not in git
 
 
@@ -35,6 +36,7 @@ def main(argv: list[str] | None = None) -> int:
         "prompts": {task: len(texts) for task, texts in prompts.by_task.items()},
         "machine": machine.facts(),
         "seconds": {},
+        "busy_cores": {},
     }
     about = sum(capability.minutes for capability in chosen)
     print(f"{len(chosen)} capabilities, about {about:.0f} minutes, at most {MINUTES}", file=sys.stderr, flush=True)
@@ -64,6 +66,9 @@ def _measure_all(
     for capability in chosen:
         start = time.monotonic()
         bench = Bench(capability.name, prompts, quick, begun)
+        run["busy_cores"][capability.name] = busy = round(machine.busy(), 2)
+        if busy > _BUSY:
+            bench.say(f"others use {busy} cores of this machine: what is measured now is not worth much")
         for bar in runner.measure(capability, bench, begun + MINUTES * 60):
             bars.append((capability.name, bar))
             print(bar.line(f"{capability.name}/"), flush=True)
