@@ -8,6 +8,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+GUMBEL_SPAN = 19.5
+"""More than the largest less the smallest noise: -log(-log(u)) for u in [2^-24, 1 - 2^-24] lies in [-2.82, 16.64]."""
+
 _MASK64 = (1 << 64) - 1
 
 

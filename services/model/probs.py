@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from services.kernels.noise_ref import gumbel, key_tensor, noise_key
-
-_NOISE_ROWS = 8  # rows whose whole vocabulary is noised at once; keeps the work inside the cache
+from services.kernels.noise_ref import GUMBEL_SPAN, gumbel, key_tensor, noise_key
 
 
 @dataclass(frozen=True)
@@ -42,13 +41,16 @@ def keep(scaled: Tensor, top_k: int, top_p: float) -> Tensor:
     size = scaled.numel()
     cut = 0 < top_k < size
     best = torch.topk(scaled, top_k, sorted=False).values if cut else scaled
-    # Everything not below the k-th value: ties are then cut by id, as everywhere.
-    ids = (scaled >= best.min()).nonzero().squeeze(1) if cut else torch.arange(size)
     total = torch.logsumexp(best, dim=-1)
+    floors = []
+    if cut:
+        # Everything not below the k-th value: ties are then cut by id, as everywhere.
+        floors.append(float(best.min()))
     if top_p < 1.0:
         # What lies below (1 - top_p) / V each is less than 1 - top_p together: the nucleus is among the rest. A
         # hundredth is left to rounding.
-        ids = ids[torch.exp(scaled[ids] - total) >= 0.99 * (1.0 - top_p) / size]
+        floors.append(float(total) + math.log(0.99 * (1.0 - top_p) / size))
+    ids = (scaled >= max(floors)).nonzero().squeeze(1) if floors else torch.arange(size)
     ids = ids[torch.sort(scaled[ids], descending=True, stable=True).indices]
     if cut:
         ids = ids[:top_k]
@@ -66,26 +68,21 @@ def draw(logits: Tensor, laws: list[RowLaw]) -> list[int]:
     from softmax(logits / temperature) after filters (Maddison et al. 2014).
     """
     chosen = logits.argmax(dim=-1).tolist() if any(law.temperature == 0 for law in laws) else [0] * len(laws)
-    plain = [i for i, law in enumerate(laws) if law.temperature > 0 and not law.filters]
-    for start in range(0, len(plain), _NOISE_ROWS):
-        rows = plain[start : start + _NOISE_ROWS]
-        for row, token in zip(rows, _draw_whole(logits[rows], [laws[i] for i in rows]), strict=True):
-            chosen[row] = token
-    for i, law in enumerate(laws):
-        if law.temperature > 0 and law.filters:
-            chosen[i] = _draw_filtered(logits[i], law)
+    sampled = [i for i, law in enumerate(laws) if law.temperature > 0]
+    if sampled:
+        temperatures = torch.tensor([[laws[i].temperature] for i in sampled])
+        for i, scaled in zip(sampled, scale(logits[sampled], temperatures), strict=True):
+            chosen[i] = _draw_row(scaled, laws[i])
     return chosen
 
 
-def _draw_whole(logits: Tensor, laws: list[RowLaw]) -> list[int]:
-    temperature = torch.tensor([[law.temperature] for law in laws])
-    keys = key_tensor([noise_key(law.seed, law.position) for law in laws])
-    tokens = torch.arange(logits.shape[-1], dtype=torch.int32)[None]
-    return (scale(logits, temperature) + gumbel(keys, tokens)).argmax(dim=-1).tolist()
-
-
-def _draw_filtered(logits: Tensor, law: RowLaw) -> int:
-    scaled = scale(logits, law.temperature)
-    ids = keep(scaled, law.top_k, law.top_p)
+def _draw_row(scaled: Tensor, law: RowLaw) -> int:
+    """Gumbel-max over the row's candidates; `scaled` [V] has its best at 0."""
+    ids = keep(scaled, law.top_k, law.top_p) if law.filters else _near(scaled)
     noise = gumbel(key_tensor([noise_key(law.seed, law.position)]), ids.to(torch.int32)[None])[0]
     return int(ids[(scaled[ids] + noise).argmax()])
+
+
+def _near(scaled: Tensor) -> Tensor:
+    """Ids that can win at all: noise spans no more than GUMBEL_SPAN, so who is further behind the best cannot."""
+    return (scaled > -GUMBEL_SPAN).nonzero().squeeze(1)

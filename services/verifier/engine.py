@@ -15,6 +15,7 @@ from services.verifier import batch, planning
 from services.verifier.acceptance import match
 from services.verifier.allocation import Policy
 from services.verifier.drafting import Drafting
+from services.verifier.inbox import Inbox
 from services.verifier.outcomes import EngineLoad, Pace, StepReport, Totals, Update, update_of
 from services.verifier.paged_kv import PagePool, allocate_caches
 from services.verifier.planning import Part, plan_step
@@ -24,6 +25,7 @@ from services.verifier.target import Target
 
 _log = logging.getLogger(__name__)
 
+_TAKEN = Terminal(FinishReason.FAILED, code="ALREADY_EXISTS", message="this attempt runs for another scheduler")
 _CANCELLED = Terminal(FinishReason.CANCELLED)
 _FAILED = Terminal(FinishReason.FAILED, code="INTERNAL", message="the engine failed; see the verifier's log")
 _FULL = Terminal(FinishReason.FAILED, code="RESOURCE_EXHAUSTED", message="too many requests wait at the verifier")
@@ -62,8 +64,7 @@ class Engine:
         self._roster = Roster(self._pool, limits.max_num_seqs)
         self._totals = Totals()
         self._pace = Pace()
-        self._wake = threading.Condition()
-        self._inbox: list[Callable[[list[Update]], None]] = []
+        self._inbox: Inbox[list[Update]] = Inbox()
         self._closing = False
         self._thread = threading.Thread(target=self._live, name="engine", daemon=True)
         self.policy = Policy()
@@ -78,13 +79,13 @@ class Engine:
 
     def close(self) -> None:
         """Ends the thread after the step in progress; what still runs is dropped."""
-        self._post(lambda _: setattr(self, "_closing", True))
+        self._inbox.post(lambda _: setattr(self, "_closing", True))
         if self._thread.is_alive():
             self._thread.join()
 
     def submit(self, request: Request) -> None:
         """Queues a request; it gets exactly one terminal update."""
-        self._post(lambda updates: self._enter(request, updates))
+        self._inbox.post(lambda updates: self._enter(request, updates))
 
     def stop(self, request_id: str, attempt: int) -> None:
         """Ends a request as cancelled before the next step; unknown ones are ignored."""
@@ -94,7 +95,7 @@ class Engine:
             if request is not None and request.attempt == attempt:
                 self._end(request, _CANCELLED, updates)
 
-        self._post(leave)
+        self._inbox.post(leave)
 
     def set_policy(self, policy: Policy) -> None:
         """Takes the policy if its epoch is newer than the one in force."""
@@ -127,19 +128,20 @@ class Engine:
         except BaseException:
             self.broken = True
             _log.critical("the engine is broken; this replica serves no more", exc_info=True)
-            self._fail_all([])
+        while self.broken and not self._closing:  # whoever still comes is told, not left waiting
+            updates: list[Update] = []
+            self._fail_all(updates)
+            for apply in self._inbox.take(wait=True):
+                apply(updates)
 
     def _run(self) -> None:
         while True:
-            with self._wake:
-                if not self._inbox and not self.busy:
-                    self._idle()
-                    self._wake.wait_for(lambda: self._inbox)
-                inbox, self._inbox = self._inbox, []
-            self.beat = time.monotonic()
+            if self._inbox.empty() and not self.busy:
+                self._idle()
             updates: list[Update] = []
-            for apply in inbox:
+            for apply in self._inbox.take(wait=not self.busy):
                 apply(updates)
+            self.beat = time.monotonic()
             if self._closing:
                 return
             try:
@@ -215,15 +217,12 @@ class Engine:
         assert self._pool.used == 0, "idle, yet pages are in use"
         self._drafting.flush()
 
-    def _post(self, apply: Callable[[list[Update]], None]) -> None:
-        with self._wake:
-            self._inbox.append(apply)
-            self._wake.notify()
-
     def _enter(self, request: Request, updates: list[Update]) -> None:
         if held := self._roster.find(request.request_id):
-            if held.attempt >= request.attempt:
-                return  # a duplicate; the one held goes on
+            if held.attempt >= request.attempt:  # a duplicate; the one held goes on
+                if held.owner != request.owner:
+                    updates.append(update_of(request, _TAKEN))
+                return
             self._leave(held)  # a newer attempt replaces it; nobody waits for the old one's end
         if len(self._roster.waiting) >= self._limits.max_waiting:
             updates.append(update_of(request, _FULL))

@@ -11,6 +11,8 @@ from services.verifier.batch import Work
 from services.verifier.request import Request
 from services.verifier.roster import Roster
 
+_PREFILL_SHARE = 4  # one row in so many is kept from drafts for prompts that wait
+
 
 @dataclass(frozen=True)
 class Part:
@@ -48,7 +50,9 @@ def plan_step(roster: Roster, drafts: dict[str, list[int]], budget: int) -> list
     parts: dict[Request, Part] = {}
     decoding = [r for r in roster.running if r.decoding][:budget]
     drafted = [drafts.get(r.request_id, []) for r in decoding]
-    counts = allocation.fit([len(draft) for draft in drafted], budget)
+    waiting = sum(r.pending for r in roster.running if not r.decoding)
+    # Drafts may not starve prompts: a share of the rows is theirs as long as there are any.
+    counts = allocation.fit([len(draft) for draft in drafted], budget - min(waiting, budget // _PREFILL_SHARE))
     for request, draft, count in zip(decoding, drafted, counts, strict=True):
         if request not in roster.running:
             continue  # gave way to an older one

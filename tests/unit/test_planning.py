@@ -89,8 +89,9 @@ def test_decode_rows_go_before_prompts_and_drafts_share_what_is_left() -> None:
     parts = scene.plan(budget=20, a=[1] * 7, b=[1] * 2)
     assert {name: len(part.work.tokens) for name, part in parts.items()} == {"a": 8, "b": 3, "c": 1, "p": 8}
     parts = scene.plan(budget=8, a=[1] * 7, b=[1] * 7, c=[1] * 7)
-    assert {name: len(part.draft) for name, part in parts.items()} == {"a": 2, "b": 2, "c": 1}
-    assert [part.drafted for part in parts.values()] == [7, 7, 7]
+    assert {name: len(part.draft) for name, part in parts.items()} == {"a": 1, "b": 1, "c": 1, "p": 0}
+    assert [part.drafted for part in parts.values()] == [7, 7, 7, 0]
+    assert len(parts["p"].work.tokens) == 2  # drafts leave prompts a quarter
 
 
 def test_a_draft_that_does_not_fit_the_pages_is_left_out() -> None:
