@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from kadence.errors import ExtraMissingError
+from services.runtime import threads
 
 try:
     import psutil
@@ -27,10 +28,10 @@ def environment(cluster_id: str, replicas: int = 1) -> dict[str, str]:
 
 
 def settings(replicas: int = 1) -> dict[str, str]:
-    """Variables for processes that compute: idle threads sleep, not spin, since peers alternate on the cores."""
+    """Variables for processes that compute: how their threads wait, and how many cores each of `replicas` gets."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    threads = os.environ.get("OMP_NUM_THREADS") or str(max(1, cores // max(1, replicas)))
-    return {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "0", "OMP_NUM_THREADS": threads}
+    count = os.environ.get("OMP_NUM_THREADS") or str(max(1, cores // max(1, replicas)))
+    return {**threads.WAITING, "OMP_NUM_THREADS": count}
 
 
 def spawn(command: list[str], log: Path, env: Mapping[str, str]) -> subprocess.Popen[bytes]:

@@ -13,3 +13,9 @@ def set_waiting() -> None:
     """Applies WAITING to this process, where the user has not chosen otherwise."""
     for name, value in WAITING.items():
         os.environ.setdefault(name, value)
+
+
+def available() -> int:
+    """Compute threads this process may use: what OMP_NUM_THREADS says, else one per core it may run on."""
+    asked = os.environ.get("OMP_NUM_THREADS", "")
+    return int(asked) if asked.isdigit() and int(asked) > 0 else len(os.sched_getaffinity(0))

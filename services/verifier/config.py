@@ -24,7 +24,7 @@ class VerifierConfig(ServiceConfig):
     max_waiting: int = Field(1024, ge=1)
     """Most requests waiting to run."""
     threads: int = Field(0, ge=0, le=1024)
-    """Compute threads; 0 takes one per available core."""
+    """Compute threads; 0 takes OMP_NUM_THREADS, else one per available core."""
     draft_deadline_seconds: float = Field(0.05, gt=0, le=60)
     """Shortest wait for a draft; a step waits longer only as far as a draft is expected to gain time."""
     grace_seconds: float = Field(10.0, ge=0, le=3600)

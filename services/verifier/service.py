@@ -12,7 +12,7 @@ import torch
 from kadence.errors import ConfigError
 from kadence.internal import common_pb2, control_pb2, verifier_pb2_grpc
 from services.model.fetch import resolve
-from services.runtime import identity
+from services.runtime import identity, threads
 from services.runtime.attach import Attachment
 from services.runtime.inproc import InprocServer
 from services.runtime.metrics import Metrics
@@ -52,7 +52,7 @@ class VerifierService:
         self._loop = asyncio.get_running_loop()
         folder = resolve(config.model.path)
         # Numbers of threads are per process, and kernels of one step run one after another.
-        torch.set_num_threads(config.threads or len(os.sched_getaffinity(0)))
+        torch.set_num_threads(config.threads or threads.available())
         target = await asyncio.to_thread(Target, folder, config.model.dtype)
         self._limits = resolve_limits(config, target)
         target.prepare(self._limits.max_model_len)

@@ -206,3 +206,45 @@ def test_patience_grows_with_what_drafts_gain() -> None:
     for _ in range(200):
         pace.add_gain(0.0)
     assert pace.patience(0.05) == 0.05
+
+
+def test_same_attempt_of_another_scheduler_is_told_so(target: Target) -> None:
+    """The one that runs goes on; the other stream hears an end of its own."""
+    twin = request("a", PROMPT, 20, owner="other")
+    harness = Acting(target, "a", 3, lambda: harness.engine.submit(twin))
+    refused: list[Terminal] = []
+
+    def split(report: StepReport) -> None:
+        for update in [u for u in report.updates if u.owner == "other"]:
+            report.updates.remove(update)
+            assert update.terminal is not None and not update.tokens
+            refused.append(update.terminal)
+        step(report)
+
+    step, harness.engine._on_step = harness.engine._on_step, split
+    assert len(harness.run([request("a", PROMPT, 20)])["a"].tokens) == 20
+    assert [(terminal.reason, terminal.code) for terminal in refused] == [(FinishReason.FAILED, "ALREADY_EXISTS")]
+
+
+def test_broken_engine_still_ends_every_request(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lost page is found when idle: the replica is unhealthy, and who comes later is told instead of left waiting."""
+    harness = Harness(target)
+    engine = harness.engine
+    engine.start()
+    monkeypatch.setattr(engine._pool, "_free", engine._pool._free[1:])  # a page is lost
+    for name in "ab":
+        harness._left = {name}
+        harness._done.clear()
+        engine.submit(request(name, PROMPT, 5))
+        assert harness._done.wait(20)
+    for _ in range(200):
+        if engine.broken:
+            break
+        time.sleep(0.05)
+    assert engine.broken
+    harness._left = {"c"}
+    harness._done.clear()
+    engine.submit(request("c", PROMPT, 5))
+    assert harness._done.wait(20)
+    assert (end(harness.answers["c"]).reason, end(harness.answers["c"]).code) == (FinishReason.FAILED, "INTERNAL")
+    engine.close()
