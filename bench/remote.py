@@ -11,11 +11,13 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from services.runtime.threads import WAITING
+
 # How idle OpenMP threads wait is fixed when a process starts; these names decide it, and the number of threads.
 _OPENMP = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "OMP_NUM_THREADS")
 WAITS: dict[str, dict[str, str]] = {
     "threads wait as torch has them": {},
-    "idle threads sleep": {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "0"},
+    "threads wait as the services' do": WAITING,
 }
 
 
