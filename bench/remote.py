@@ -16,8 +16,8 @@ from services.runtime.threads import WAITING
 # How idle OpenMP threads wait is fixed when a process starts; these names decide it, and the number of threads.
 _OPENMP = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "OMP_NUM_THREADS")
 WAITS: dict[str, dict[str, str]] = {
-    "threads wait as torch has them": {},
     "threads wait as the services' do": WAITING,
+    "threads wait as torch has them": {},
 }
 
 

@@ -1,13 +1,13 @@
-"""What verifying costs: the time of a step with 1 + 7 rows per request against one with a single row.
+"""What verifying costs: the time of an engine step with 1 + 7 rows per request against one with a single row.
 
-A step here is what the engine's thread does for it: plan the batch, run the target, choose every row's token. Contexts
-are real prompts with their answers' length, about 200 tokens, in paged KV.
+The verifier's own engine runs, without services around it, on real prompts; contexts grow from 150 to 250 tokens or so.
+Every other step gets drafts of 7 tokens, so both kinds of step meet the same contexts on the same machine.
 """
 
 from __future__ import annotations
 
 import os
-import time
+import threading
 from collections.abc import AsyncIterator
 
 import torch
@@ -18,78 +18,95 @@ from bench.bars.bench import Bench
 from bench.reference import Reference
 from deploy.config import DEFAULT_MODEL
 from services.model.fetch import resolve
-from services.model.probs import RowLaw, draw
-from services.verifier import batch
-from services.verifier.paged_kv import PageList, PagePool, allocate_caches
+from services.verifier.allocation import Policy
+from services.verifier.drafting import Drafting
+from services.verifier.engine import Engine, Limits
+from services.verifier.outcomes import StepReport
+from services.verifier.request import Request, Sampling
 from services.verifier.target import Target
 
 MINUTES = 1
-_CONTEXT = 200
-_ROUNDS = 48
-_PAGES, _PAGE = 512, 16
-_CHUNK = 512
-SHAPES = ((1, 1), (1, 8), (16, 1), (16, 8))
+_K = 7
+_CONTEXT = 150
+_STEPS = 48  # of each kind
+_WARM = 3  # kernels are made per shape, when it first comes
+LIMITS = {1: 1.5, 16: 3.2}
+
+
+class EveryOtherStep(Drafting):
+    """In the place of a drafter: drafts for all who ask, in every other step, without delay."""
+
+    def __init__(self) -> None:
+        self._wants: list[tuple[Request, int]] = []
+        self._turn = False
+
+    def ask(self, step: int, wants: list[tuple[Request, int]]) -> None:
+        self._wants, self._turn = wants, not self._turn
+
+    def collect(self, patience: float) -> dict[str, list[int]]:
+        # The prompt's own tokens: hardly ever what comes next, and as many rows as any.
+        return {request.request_id: request.tokens[:most] for request, most in self._wants if self._turn}
+
+    def forget(self, request: Request) -> None:
+        pass
+
+    def flush(self) -> None:
+        pass
 
 
 class Stand:
-    """A target with the contexts of 16 requests in its KV."""
+    """An engine, and the lengths of the steps in which every request decoded, by rows."""
 
-    def __init__(self, prompts: list[list[int]]) -> None:
+    def __init__(self) -> None:
         torch.set_num_threads(len(os.sched_getaffinity(0)))
-        self._target = Target(resolve(DEFAULT_MODEL, allow_fetch=True), "auto")
-        self._target.prepare(1024)
-        arch, self.dtype = self._target.arch, self._target.dtype
-        self._caches = allocate_caches(arch, _PAGES, _PAGE, self.dtype)
-        self._layout = batch.Layout(_PAGES, _PAGE, arch.num_kv_heads, self.dtype)
-        self._pool = PagePool(_PAGES, _PAGE)
-        self._requests = [self._fill(ids) for ids in prompts]
+        target = Target(resolve(DEFAULT_MODEL, allow_fetch=True), "auto")
+        target.prepare(1024)
+        limits = Limits(64, 512, 64, 1024, 512, 16, 1.0)
+        self.engine = Engine(target, limits, EveryOtherStep(), self._on_step)
+        self.engine.set_policy(Policy("fixed", _K, (1, 1)))
+        self.engine.start()
 
-    def _fill(self, ids: list[int]) -> tuple[list[int], PageList]:
-        pages = self._pool.open()
-        assert self._pool.reserve(pages, len(ids) + 8)
-        self._run([batch.Work(ids, 0, 1, pages.pages)])
-        return ids, pages
+    def run(self, prompts: list[list[int]], steps: int) -> dict[int, list[float]]:
+        """Seconds of the steps that decoded all `prompts`, by rows of the step."""
+        self._seconds: dict[int, list[float]] = {}
+        self._left, self._done = len(prompts), threading.Event()
+        self._wanted = len(prompts)
+        sampling = Sampling(0.0, 1.0, 0, 0, 2 * steps + _K + 1, frozenset(), None)
+        for number, ids in enumerate(prompts):
+            self.engine.submit(Request(str(number), 0, "bars", len(ids), list(ids), sampling))
+        assert self._done.wait(300), "the engine hangs"
+        return self._seconds
 
-    def step(self, requests: int, rows: int) -> float:
-        """Seconds of one step in which each of the first `requests` verifies `rows` rows."""
-        works = [batch.Work(ids[:rows], len(ids), rows, pages.pages) for ids, pages in self._requests[:requests]]
-        begun = time.perf_counter()
-        self._run(works)
-        return time.perf_counter() - begun
-
-    def _run(self, works: list[batch.Work]) -> None:
-        forward, _ = batch.plan(works, self._layout)
-        with torch.inference_mode():
-            logits = self._target.forward(forward, self._caches)
-            draw(logits, [RowLaw(0.0, 0, 1.0, 0, 0)] * len(logits))
+    def _on_step(self, report: StepReport) -> None:
+        if sum(update.decode_step for update in report.updates) == self._wanted:
+            self._seconds.setdefault(report.rows, []).append(report.seconds)
+        self._left -= sum(update.terminal is not None for update in report.updates)
+        if not self._left:
+            self._done.set()
 
 
 async def measure(bench: Bench) -> AsyncIterator[Bar]:
     """Two bars: one request, and sixteen."""
     reference = Reference(resolve(DEFAULT_MODEL, allow_fetch=True))
-    many = 16
     contexts = []
-    for i, prompt in enumerate(bench.prompts.take(many)):
+    for number, prompt in enumerate(bench.prompts.take(max(LIMITS))):
         ids = reference.prompt_ids(prompt)
-        wanted = _CONTEXT - 24 + 3 * i  # requests are of different lengths
+        wanted = _CONTEXT - 24 + 3 * number  # requests are of different lengths
         contexts.append((ids * (wanted // len(ids) + 1))[:wanted])
-    stand = Stand(contexts)
-    times: dict[tuple[int, int], list[float]] = {shape: [] for shape in SHAPES}
-    for number in range(bench.rounds(_ROUNDS) + 3):
-        for shape in SHAPES:
-            seconds = stand.step(*shape)
-            if number >= 3:  # kernels are compiled per shape
-                times[shape].append(seconds)
-    bench.say("; ".join(f"{r} x {q}: {1000 * stats.median(t).value:.1f} ms" for (r, q), t in times.items()))
-    for name, requests, limit in (("8 rows to 1, one request", 1, 1.5), ("8 rows to 1, 16 requests", 16, 3.2)):
-        many_rows, one_row = times[requests, 8], times[requests, 1]
-        a, b = stats.median(many_rows).value, stats.median(one_row).value
+    stand = Stand()
+    bench.say(f"{stand.engine.attention} attention")
+    steps = bench.rounds(_STEPS) + _WARM
+    for requests, limit in LIMITS.items():
+        seconds = stand.run(contexts[:requests], steps)
+        one, many = (seconds[rows][_WARM:] for rows in (requests, requests * (1 + _K)))
+        a, b = 1000 * stats.median(many).value, 1000 * stats.median(one).value
         yield Bar.of(
-            name,
-            stats.ratio(many_rows, one_row),
+            f"{requests} x {1 + _K} rows to {requests} x 1",
+            stats.ratio(many, one),
             "<=",
             limit,
             unit="x",
-            note=f"{1000 * a:.1f} ms and {1000 * b:.1f} ms, {str(stand.dtype).removeprefix('torch.')}",
-            samples={"8 rows": many_rows, "1 row": one_row},
+            note=f"{a:.1f} ms and {b:.1f} ms, {stand.engine.attention} attention",
+            samples={"many": many, "one": one},
         )
+    stand.engine.close()
