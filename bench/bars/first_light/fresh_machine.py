@@ -21,6 +21,7 @@ from deploy.processes import tail
 MINUTES = 15
 # Minutes. The demo's limit is for after the packages are downloaded; here the download is counted too.
 LIMITS = {"demo": 10, "test": 15}
+CACHES = ("models", "kernels")  # may stay in the home
 # What a user wants to keep: fetched models, compiled kernels.
 _CACHES = ("models", "kernels")
 # What would lead the commands back to this environment instead of their own.
