@@ -60,10 +60,11 @@ class RaggedAttention:
         function.argtypes += [pointer] * 5 + [long, pointer, long, ctypes.c_float, integer]
         return cls(function, num_pages, num_kv_heads, head_dim)
 
-    def __call__(self, q: Tensor, cache: Tensor, blocks: AttentionBlocks) -> Tensor:
-        """q [n, Hq, d] (rows may be strided), cache as in the reference -> [n, Hq * d]."""
+    def __call__(self, q: Tensor, cache: Tensor, blocks: AttentionBlocks, rows: int = 0) -> Tensor:
+        """q [n, Hq, d] (rows may be strided), cache as in the reference -> [max(n, rows), Hq * d], zeros beyond n."""
         n, heads, d = q.shape
-        out = torch.empty((n, heads * d), dtype=q.dtype)
+        out = torch.empty((max(n, rows), heads * d), dtype=q.dtype)
+        out[n:].zero_()
         failed = self._function(
             q.data_ptr(),
             q.stride(0),

@@ -52,7 +52,7 @@ class Checkpoint:
             raise CheckpointError(f"{path}: tensor {name} has dtype {tensor.dtype}, expected floating point")
         self._taken.add(name)
         self._update_hash(name, tensor)
-        return tensor.to(dtype)
+        return tensor.to(dtype, copy=True)  # a view would keep the whole file mapped
 
     def finish(self, ignore: Iterable[str] = ()) -> str:
         """Refuses tensors nobody took, `ignore` excepted; returns the fingerprint of config, names, shapes, samples."""

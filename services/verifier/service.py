@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import time
+from pathlib import Path
 
 import torch
 
@@ -51,15 +52,9 @@ class VerifierService:
         config = self._config
         self._loop = asyncio.get_running_loop()
         folder = resolve(config.model.path)
-        # Numbers of threads are per process, and kernels of one step run one after another.
-        torch.set_num_threads(config.threads or threads.available())
-        target = await asyncio.to_thread(Target, folder, config.model.dtype)
-        self._limits = resolve_limits(config, target)
-        target.prepare(self._limits.max_model_len)
-        self._description = self._describe(config.model.name or folder.name, target)
         self._link = DrafterLink(lambda: self._description, config.heartbeat_seconds)
-        self._drafting = Drafting(self._link, target.arch.vocab_size)
-        self._engine = Engine(target, self._limits, self._drafting, self._on_step)
+        target = await asyncio.to_thread(threads.in_passing, lambda: self._build(folder))
+        self._description = self._describe(config.model.name or folder.name, target)
         self._servicer = VerifierServicer(
             self._engine, self._description, config.heartbeat_seconds, config.grace_seconds
         )
@@ -78,6 +73,18 @@ class VerifierService:
             await self._attachment.start()
         _log.info("%s", banner(target, self._limits, self._engine.attention))
         return self.address
+
+    def _build(self, folder: Path) -> Target:
+        """Everything that computes before the engine's thread does."""
+        config = self._config
+        torch.set_num_threads(config.threads or threads.available())
+        target = Target(folder, config.model.dtype)
+        self._limits = resolve_limits(config, target)
+        target.prepare(self._limits.max_model_len)
+        target.warm(self._limits.max_num_batched_tokens)
+        self._drafting = Drafting(self._link, target.arch.vocab_size)
+        self._engine = Engine(target, self._limits, self._drafting, self._on_step)
+        return target
 
     async def drain(self, grace: float) -> None:
         """Takes no new requests, gives running ones `grace` seconds, stops."""

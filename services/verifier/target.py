@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from services.kernels.ragged_attention import AttentionBlocks, RaggedAttention
 from services.kernels.ragged_attention_ref import AttentionGroup, ragged_attention
 from services.model.arch import Arch, read_arch
-from services.model.linear import Linear
+from services.model.linear import Linear, padded
 from services.model.norm import RMSNorm
 from services.model.rope import Rope, rotate
 from services.model.weights import Checkpoint
@@ -63,6 +63,19 @@ class Target:
         """Readies positions [0, max_position); before the first `forward`."""
         self._rope = Rope(self.arch.head_dim, self.arch.rope_theta, max_position, self.dtype)
 
+    @torch.inference_mode()
+    def warm(self, max_rows: int) -> None:
+        """Runs each kind of linear layer once at each size that steps of up to `max_rows` rows can have."""
+        if not self._head.packed:
+            return
+        layer = self._layers[0]  # kernels are made per shape, and all layers have the same
+        for rows in sorted({padded(n) for n in range(1, max_rows + 1)}):
+            for linear in (layer.qkv, layer.gate_up, self._head):
+                linear(torch.zeros((rows, linear.in_features), dtype=self.dtype))
+            for linear in (layer.out, layer.down):
+                x = torch.zeros((rows, linear.in_features), dtype=self.dtype)
+                linear.add_to(torch.zeros((rows, linear.out_features), dtype=self.dtype), x)
+
     def _load(self, checkpoint: Checkpoint) -> None:
         a, dtype = self.arch, self.dtype
         self._embedding = checkpoint.take("model.embed_tokens.weight", (a.vocab_size, a.hidden_size), dtype)
@@ -76,26 +89,31 @@ class Target:
     @torch.inference_mode()
     def forward(self, batch: ForwardBatch, caches: list[Tensor], kernel: RaggedAttention | None = None) -> Tensor:
         """Runs the rows, writing their K/V into `caches` (see paged_kv.allocate_caches); returns logits [s, V]."""
-        a = self.arch
-        cos, sin = self._rope.rows(batch.positions)
-        x = F.embedding(batch.tokens, self._embedding)  # [n, h]
+        a, n = self.arch, batch.tokens.numel()
+        rows = padded(n) if self._head.packed else n
+        cos, sin = self._rope.rows(F.pad(batch.positions, (0, rows - n)))
+        x = F.embedding(F.pad(batch.tokens, (0, rows - n)), self._embedding)  # [rows, h]; beyond n nobody looks
         rotated = a.num_heads + a.num_kv_heads
         for layer, cache in zip(self._layers, caches, strict=True):
             qkv = layer.qkv(layer.input_norm(x)).view(x.shape[0], rotated + a.num_kv_heads, a.head_dim)
             qk = rotate(qkv[:, :rotated], cos, sin)
             kv = torch.cat([qk[:, a.num_heads :], qkv[:, rotated:]], dim=1)  # [n, 2 Hkv, d]
-            cache.view(-1, a.head_dim).index_copy_(0, batch.slots, kv.view(-1, a.head_dim))
-            q = qk[:, : a.num_heads]
+            cache.view(-1, a.head_dim).index_copy_(0, batch.slots, kv[:n].view(-1, a.head_dim))
+            q = qk[:n, : a.num_heads]
             if kernel is not None and batch.blocks is not None:
-                attended = kernel(q, cache, batch.blocks)
+                attended = kernel(q, cache, batch.blocks, rows)
             else:
                 attended = ragged_attention(q, cache, batch.groups, a.num_kv_heads, a.head_dim)
+                attended = F.pad(attended, (0, 0, 0, rows - n))
             x = layer.out.add_to(x, attended)
             gate, up = layer.gate_up(layer.post_norm(x)).chunk(2, dim=-1)
             x = layer.down.add_to(x, F.silu(gate).mul_(up))
-        if batch.sample_rows.numel() == 0:  # prefill chunks only
+        samples = batch.sample_rows.numel()
+        if samples == 0:  # prefill chunks only
             return x.new_empty((0, a.vocab_size))
-        return self._head(self._norm(x.index_select(0, batch.sample_rows)))
+        wanted = padded(samples) if self._head.packed else samples
+        sampled = x.index_select(0, F.pad(batch.sample_rows, (0, wanted - samples)))
+        return self._head(self._norm(sampled))[:samples]
 
 
 def resolve_dtype(name: str) -> torch.dtype:
