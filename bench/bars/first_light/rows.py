@@ -18,6 +18,7 @@ from bench.bars.bench import Bench
 from bench.reference import Reference
 from deploy.config import DEFAULT_MODEL
 from services.model.fetch import resolve
+from services.runtime.threads import in_passing
 from services.verifier.allocation import Policy
 from services.verifier.drafting import Drafting
 from services.verifier.engine import Engine, Limits
@@ -93,7 +94,7 @@ async def measure(bench: Bench) -> AsyncIterator[Bar]:
         ids = reference.prompt_ids(prompt)
         wanted = _CONTEXT - 24 + 3 * number  # requests are of different lengths
         contexts.append((ids * (wanted // len(ids) + 1))[:wanted])
-    stand = Stand()
+    stand = in_passing(Stand)  # as the service builds it
     bench.say(f"{stand.engine.attention} attention")
     steps = bench.rounds(_STEPS) + _WARM
     for requests, limit in LIMITS.items():
