@@ -90,7 +90,7 @@ def _start(plan: Plan, record: dict[str, Any], run: Path, say: Say) -> dict[str,
 
 def down(say: Say) -> bool:
     """Stops the recorded cluster and removes its files; False if there is none. Safe to repeat at any point."""
-    record = _state.read_state()
+    record = _record()
     if record is None:
         return False
     _stop_starter(record, say)
@@ -132,9 +132,12 @@ def _leave_ray(record: dict[str, Any]) -> None:
 def _claim(record: dict[str, Any]) -> None:
     """Writes the record if there is none, as one step, so that two `kadence up` cannot both start."""
     path = _state.state_path()
-    path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}.{os.getpid()}")
-    draft.write_text(json.dumps(record), encoding="utf-8")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        draft.write_text(json.dumps(record), encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{path.parent}: cannot be written: {error.strerror}") from error
     try:
         os.link(draft, path)
     except FileExistsError:
@@ -143,9 +146,17 @@ def _claim(record: dict[str, Any]) -> None:
         draft.unlink()
 
 
+def _record() -> dict[str, Any] | None:
+    """The record of the cluster there is, if any. Raises ConfigError if it is none of ours."""
+    record = _state.read_state()
+    if record is not None and not {"owner", "phase", "cluster_id"} <= record.keys():
+        raise ConfigError(f"{_state.state_path()}: not the record of a cluster; remove it if none runs")
+    return record
+
+
 def _forget_dead(say: Say) -> None:
     """Refuses if a cluster runs; cleans up after one whose processes are all gone."""
-    record = _state.read_state()
+    record = _record()
     if record is None:
         return
     joined = record.get("ray_address") and not record.get("ray_temp_dir")

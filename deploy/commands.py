@@ -57,7 +57,8 @@ def run_up(args: argparse.Namespace) -> int:
     try:
         record = cluster.up(plan, progress())
     except StartError as error:
-        if error.log:
+        # A service that explains itself in one line is quoted in the error already.
+        if error.log.removeprefix("kadence: ") not in str(error):
             print(error.log, file=sys.stderr)
         raise
     print(f"Serving at {record['endpoint']}. Try: kadence generate --chat --prompt 'Why is the sky blue?'")

@@ -104,6 +104,7 @@ def public_port(plan: Plan) -> int:
     host, port = plan.scheduler.host, plan.scheduler.port
     if plan.cluster.host == "node":  # another machine's port; its service says if it is taken
         return port or PUBLIC_PORT
+    addresses.free("[scheduler] host", host, 0)
     if port:
         addresses.free("[scheduler] port", host, port)
         return port

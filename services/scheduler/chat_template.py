@@ -25,6 +25,8 @@ class ChatTemplate:
         environment.globals["raise_exception"] = _raise_exception
         environment.globals["strftime_now"] = _strftime_now
         self._special_tokens = dict(special_tokens)
+        if not isinstance(source, str):
+            raise CheckpointError(f"{file}: chat_template is {source!r}, expected text")
         try:
             self._template = environment.from_string(source)
         except jinja2.TemplateError as error:
@@ -42,6 +44,9 @@ class ChatTemplate:
             )
         except jinja2.TemplateError as error:
             raise InvalidRequestError.of("messages", f"refused by the model's chat template: {error}") from error
+        except Exception as error:  # the template is the model's program, and may fail in any way a program can
+            reason = f"{type(error).__name__}: {error}"
+            raise InvalidRequestError.of("messages", f"the model's chat template failed on them: {reason}") from error
 
 
 def _tojson(value: Any, indent: int | None = None) -> str:

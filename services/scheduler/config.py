@@ -38,8 +38,8 @@ class SchedulerConfig(ServiceConfig):
     """Tokens to produce when a request does not say; clipped to the context."""
     default_timeout_seconds: float = Field(600.0, gt=0)
     """Deadline of a request whose client set none."""
-    attach_wait_seconds: float = Field(5.0, ge=0, le=3600)
-    """How long a request waits while no verifier is attached, before it fails with UNAVAILABLE."""
+    attach_wait_seconds: float = Field(60.0, ge=0, le=3600)
+    """How long a request waits while no verifier is attached, before it fails with UNAVAILABLE; outlasts a restart."""
     heartbeat_seconds: float = Field(1.0, ge=0.01, le=60)
     """Interval of heartbeats; a replica that misses two is lost."""
     max_chunks_per_second: int = Field(1000, ge=1)

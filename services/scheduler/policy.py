@@ -9,7 +9,7 @@ from typing import NamedTuple
 from kadence.errors import ConfigError
 
 MAX_DRAFT_TOKENS = 64
-_FIXED = re.compile(r"fixed:(\d{1,4})")
+_FIXED = re.compile(r"fixed:([0-9]{1,4})")
 
 
 class Epoch(NamedTuple):

@@ -80,6 +80,7 @@ class VerifierService:
         torch.set_num_threads(config.threads or threads.available())
         target = Target(folder, config.model.dtype)
         self._limits = resolve_limits(config, target)
+        check_memory(config, target, self._limits)
         target.prepare(self._limits.max_model_len)
         target.warm(self._limits.max_num_batched_tokens)
         self._drafting = Drafting(self._link, target.arch.vocab_size)
@@ -169,6 +170,17 @@ def resolve_limits(config: VerifierConfig, target: Target) -> Limits:
         page_size=config.page_size,
         draft_deadline_seconds=config.draft_deadline_seconds,
     )
+
+
+def check_memory(config: VerifierConfig, target: Target, limits: Limits) -> None:
+    """Raises ConfigError if the KV alone is more than the machine has; the system would only say so when it is used."""
+    need = limits.num_pages * limits.page_size * target.arch.kv_bytes_per_token(target.dtype.itemsize)
+    have = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if need > have:
+        raise ConfigError(
+            f"[verifier] kv_tokens = {config.kv_tokens}: takes {need / 2**30:.0f} GiB of KV, "
+            f"the machine has {have / 2**30:.0f} GiB"
+        )
 
 
 def banner(target: Target, limits: Limits, attention: str) -> str:
