@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
+from kadence import _wire
 from kadence.errors import InternalError, InvalidRequestError
 from kadence.types import (
     ClusterStatus,
@@ -31,29 +32,30 @@ _REQUEST = frozenset(GenerateOptions.__annotations__) - _SAMPLING - _CALL
 
 
 def request(prompt: str | None, options: Mapping[str, Any]) -> inference_pb2.GenerateRequest:
-    """The message for `prompt` and `options` (keys of GenerateOptions). Values are judged by the server, types here.
+    """The message for `prompt` and `options` (keys of GenerateOptions). The server judges values; what cannot travel
+    is refused here.
 
-    Raises TypeError for an unknown option, InvalidRequestError for a value of the wrong type.
+    Raises TypeError for an unknown option, InvalidRequestError for a value that does not fit its field.
     """
     for name in options.keys() - _SAMPLING - _REQUEST - _CALL:
         raise TypeError(f"generate() got an unexpected option {name!r}")
     message = inference_pb2.GenerateRequest()
-    _assign(message, "prompt", "prompt", prompt)
-    for name in _REQUEST & options.keys():
-        value = options[name]
-        if name == "messages" and value is not None:
-            value = [_chat_message(index, item) for index, item in enumerate(value)]
-        _assign(message, name, name, value)
+    fields = {"prompt": prompt, **{name: options[name] for name in _REQUEST & options.keys()}}
+    for name, value in fields.items():
+        if value is None:
+            continue
+        if name == "messages":
+            message.messages.extend(_messages(value))
+        else:
+            _wire.assign(message, name, name, value)
     message.sampling.SetInParent()
     for name in _SAMPLING & options.keys():
-        value = options[name]
-        if name == "rule" and value is not None:
-            if value not in _RULES:
-                raise InvalidRequestError.of("sampling.rule", f"{value!r} is not one of {', '.join(_RULES)}")
-            value = _RULES[value]
-        elif isinstance(value, str):
-            value = [value]  # stop="x" means one string, not its letters
-        _assign(message.sampling, name, f"sampling.{name}", value)
+        if (value := options[name]) is None:
+            continue
+        if name == "rule":
+            message.sampling.rule = _rule_number(value)
+        else:
+            _wire.assign(message.sampling, name, f"sampling.{name}", value)
     return message
 
 
@@ -124,6 +126,12 @@ def _replica(message: inference_pb2.ReplicaStatus) -> ReplicaStatus:
     )
 
 
+def _messages(value: Any) -> list[types_pb2.ChatMessage]:
+    if not isinstance(value, Iterable) or isinstance(value, str | bytes | Mapping):
+        raise InvalidRequestError.of("messages", f"{_wire.short(value)}; a list of messages")
+    return [_chat_message(index, item) for index, item in enumerate(value)]
+
+
 def _chat_message(index: int, item: Message | Mapping[str, str]) -> types_pb2.ChatMessage:
     if isinstance(item, Message):
         item = {"role": item.role, "content": item.content}
@@ -131,26 +139,11 @@ def _chat_message(index: int, item: Message | Mapping[str, str]) -> types_pb2.Ch
         raise InvalidRequestError.of(f"messages[{index}]", "is not an object of exactly role and content")
     message = types_pb2.ChatMessage()
     for name, value in item.items():
-        _assign(message, name, f"messages[{index}].{name}", value)
+        _wire.assign(message, name, f"messages[{index}].{name}", value)
     return message
 
 
-def _assign(message: Any, name: str, path: str, value: Any) -> None:
-    """Sets one field; None leaves it absent. Raises InvalidRequestError naming `path` if the type does not fit."""
-    if value is None:
-        return
-    try:
-        if isinstance(value, Mapping):
-            getattr(message, name).update(value)
-        elif isinstance(value, Sequence) and not isinstance(value, str | bytes):
-            getattr(message, name).extend(value)
-        else:
-            setattr(message, name, value)
-    # protobuf raises AttributeError for a single value where a list belongs.
-    except (TypeError, ValueError, AttributeError) as error:
-        raise InvalidRequestError.of(path, f"{_short(value)} does not fit ({error})") from error
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
+def _rule_number(value: Any) -> types_pb2.Rule:
+    if not isinstance(value, str) or value not in _RULES:
+        raise InvalidRequestError.of("sampling.rule", f"{_wire.short(value)} is not one of {', '.join(_RULES)}")
+    return _RULES[value]

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from kadence import _convert, _status
+from kadence import _convert, _status, _wire
 from kadence.errors import APIError, InvalidRequestError, OverloadedError, UnavailableError
 from kadence.types import RetryConfig
 from kadence.v1 import inference_pb2
@@ -17,6 +16,8 @@ DEFAULT_TIMEOUT = 300.0
 """Seconds for a generation, unless the client or the call says otherwise."""
 QUERY_TIMEOUT = 10.0
 """Seconds for models() and status(), unless the call says otherwise."""
+MAX_TIMEOUT = 30 * 86_400.0
+"""Longest time for a call, seconds; gRPC takes one beyond some 290 years as already over."""
 
 MAX_MESSAGE_BYTES = 32 * 1024 * 1024
 CHANNEL_OPTIONS: tuple[tuple[str, Any], ...] = (
@@ -52,10 +53,11 @@ class Settings:
     metadata: Mapping[str, str] = field(default_factory=dict)
 
     def call_timeout(self, timeout: float | None, default: float | None = None) -> float:
-        """Seconds for one call. Raises InvalidRequestError unless it is positive and finite."""
+        """Seconds for one call. Raises InvalidRequestError unless it is above 0 and at most MAX_TIMEOUT."""
         chosen = timeout if timeout is not None else default if default is not None else self.timeout
-        if not isinstance(chosen, int | float) or not math.isfinite(chosen) or chosen <= 0:
-            raise InvalidRequestError.of("timeout", f"{chosen!r} is not a positive, finite number of seconds")
+        if isinstance(chosen, bool) or not isinstance(chosen, int | float) or not 0 < chosen <= MAX_TIMEOUT:
+            limit = f"a number of seconds above 0 and at most {MAX_TIMEOUT:.0f} (30 days)"
+            raise InvalidRequestError.of("timeout", f"{_wire.short(chosen)}; {limit}")
         return float(chosen)
 
     def call_metadata(self, metadata: Mapping[str, str] | None) -> Pairs:
@@ -111,12 +113,32 @@ class Prepared:
 def prepare(settings: Settings, prompt: str | None, options: Mapping[str, Any]) -> Prepared:
     """The message, time and metadata of a generation; `options` has keys of GenerateOptions.
 
-    Raises TypeError for an unknown option, InvalidRequestError for a value of the wrong type.
+    Raises TypeError for an unknown option, InvalidRequestError for a value that does not fit its field and for a
+    request that is too large to send.
     """
+    request = _convert.request(prompt, options)
+    _check_size(request)
     return Prepared(
-        request=_convert.request(prompt, options),
+        request=request,
         timeout=settings.call_timeout(options.get("timeout")),
         metadata=settings.call_metadata(options.get("metadata")),
+    )
+
+
+def _check_size(request: inference_pb2.GenerateRequest) -> None:
+    """Raises InvalidRequestError naming the largest field of a message that gRPC would not send."""
+    total = request.ByteSize()
+    if total <= MAX_MESSAGE_BYTES:
+        return
+    sizes = {}
+    for descriptor, _ in request.ListFields():
+        rest = inference_pb2.GenerateRequest()
+        rest.CopyFrom(request)
+        rest.ClearField(descriptor.name)  # type: ignore[arg-type]
+        sizes[descriptor.name] = total - rest.ByteSize()
+    largest = max(sizes, key=lambda name: sizes[name])
+    raise InvalidRequestError.of(
+        largest, f"{sizes[largest]} bytes make a request of {total} bytes; at most {MAX_MESSAGE_BYTES}"
     )
 
 
@@ -127,4 +149,6 @@ def error_of(
     details = next((value for key, value in trailing or () if key == _status.DETAILS_KEY), None)
     error = _status.decode(code_name, message or code_name, details if isinstance(details, bytes) else None)
     error.request_id = error.request_id or request_id
+    if isinstance(error, UnavailableError):
+        error.answered = details is not None or bool(error.request_id)
     return error

@@ -77,12 +77,14 @@ def _missing(command: str, error: ImportError) -> str:
 def _explain(error: KadenceError) -> str:
     """One line for people."""
     text = " ".join(str(error).split()) or type(error).__name__
-    if isinstance(error, UnavailableError):
+    if isinstance(error, UnavailableError) and not error.answered:
         return f"the cluster cannot be reached ({text}); `kadence up` starts one"
     if isinstance(error, InvalidRequestError):
         return text
     if isinstance(error, APIError):
-        return f"{text} ({error.code})" + (f" [request {error.request_id}]" if error.request_id else "")
+        request = f" [request {error.request_id}]" if error.request_id else ""
+        advice = "; try again, or see `kadence status`" if isinstance(error, UnavailableError) else ""
+        return f"{text} ({error.code}){request}{advice}"
     return text
 
 

@@ -63,9 +63,7 @@ class InvalidRequestError(APIError):
 
     code = "INVALID_ARGUMENT"
 
-    def __init__(
-        self, message: str, *, violations: tuple[FieldViolation, ...] = (), request_id: str = ""
-    ) -> None:
+    def __init__(self, message: str, *, violations: tuple[FieldViolation, ...] = (), request_id: str = "") -> None:
         super().__init__(message, request_id=request_id)
         self.violations = violations
 
@@ -122,9 +120,10 @@ class RequestCancelledError(APIError):
 
 
 class UnavailableError(APIError):
-    """The server cannot be reached, or is shutting down."""
+    """The server cannot be reached, or is shutting down; `answered` tells whether it has said so itself."""
 
     code = "UNAVAILABLE"
+    answered = True
 
 
 class UnsupportedError(APIError):

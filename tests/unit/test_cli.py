@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from kadence import InvalidRequestError, NotFoundError
+from kadence import InvalidRequestError, NotFoundError, UnavailableError
 from tests.support.scripted import HELLO, Script, Servicer, chunk, finished, serving, started
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -163,12 +163,36 @@ async def test_errors_are_one_line_and_exit_1(tmp_path: Path) -> None:
         ("generate",),
         ("generate", "--prompt", "a", "--messages-json", "[]"),
         ("generate", "--prompt", "a", "--rule", "magic"),
-        ("generate", "--prompt", "a", "--stop-token-ids", "1,x"),
     ],
 )
 async def test_wrong_usage_exits_2(args: tuple[str, ...], tmp_path: Path) -> None:
     ran = await run(tmp_path, *args)
     assert ran.code == 2 and ran.out == "" and "usage: kadence" in ran.err
+
+
+@pytest.mark.parametrize(
+    ("flag", "value", "form"),
+    [
+        ("--prompt-token-ids", "", "token ids, comma-separated"),
+        ("--prompt-token-ids", "1,a", "token ids, comma-separated"),
+        ("--stop-token-ids", "1,x", "token ids, comma-separated"),
+        ("--logit-bias", "3", "ID=X pairs, comma-separated"),
+    ],
+)
+async def test_a_wrong_list_is_one_line_and_exits_2(flag: str, value: str, form: str, tmp_path: Path) -> None:
+    ran = await run(tmp_path, "generate", flag, value)
+    assert (ran.code, ran.out) == (2, "") and one_line(ran.err) == f"kadence: {flag}: {value!r}; {form}\n"
+
+
+async def test_a_scheduler_that_answers_is_not_called_out_of_reach(tmp_path: Path) -> None:
+    scripts: list[Script] = [[UnavailableError("no verifier is ready")]]
+    async with serving(Servicer(scripts)) as address:
+        ran = await run(tmp_path, "generate", "--prompt", "Hi", "--endpoint", address)
+    advice = "try again, or see `kadence status`"
+    assert ran.code == 1 and one_line(ran.err) == f"kadence: no verifier is ready (UNAVAILABLE); {advice}\n"
+    down = await run(tmp_path, "generate", "--prompt", "Hi", "--endpoint", address)
+    assert down.code == 1 and one_line(down.err).startswith("kadence: the cluster cannot be reached (")
+    assert down.err.endswith("; `kadence up` starts one\n")
 
 
 @pytest.mark.parametrize("flags", [(), ("--json",)])

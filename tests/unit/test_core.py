@@ -123,6 +123,77 @@ def test_wrong_types_name_the_field(options: dict[str, Any], field: str) -> None
     assert "\n" not in str(caught.value)
 
 
+INT32, UINT64 = "0 to 2147483647", "0 to 18446744073709551615"
+FLOAT = "0, or 1.4e-45 to 3.4e38 in size (32-bit floating point)"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"seed": -1}, f"sampling.seed: -1; {UINT64}"),
+        ({"seed": 2**64}, f"sampling.seed: {2**64}; {UINT64}"),
+        ({"seed": 1 << 20_000}, f"sampling.seed: a huge number; {UINT64}"),
+        ({"max_tokens": "x"}, "sampling.max_tokens: 'x'; a whole number"),
+        ({"max_tokens": 1.5}, "sampling.max_tokens: 1.5; a whole number"),
+        ({"max_tokens": True}, "sampling.max_tokens: True; a whole number"),
+        ({"top_k": 2**31}, f"sampling.top_k: {2**31}; {INT32}"),
+        ({"ignore_eos": "x"}, "sampling.ignore_eos: 'x'; true or false"),
+        ({"rule": ["match"]}, "sampling.rule: ['match'] is not one of match, ratio"),
+        ({"stop": 5}, "sampling.stop: 5; a list of strings"),
+        ({"stop": ["a", 5]}, "sampling.stop: string 1 is 5; a string"),
+        ({"stop_token_ids": "5"}, "sampling.stop_token_ids: '5'; a list of token ids"),
+        ({"prompt_token_ids": [1, 2**31]}, f"prompt_token_ids: token 1 is {2**31}; {INT32}"),
+        ({"prompt_token_ids": [1, 2, None]}, "prompt_token_ids: token 2 is None; a whole number"),
+        ({"prompt_token_ids": 5}, "prompt_token_ids: 5; a list of token ids"),
+        ({"logit_bias": 5}, "sampling.logit_bias: 5; an object of token ids and numbers"),
+        ({"logit_bias": {"a": 1}}, "sampling.logit_bias: token id 'a'; a whole number"),
+        ({"logit_bias": {3: 1e39}}, f"sampling.logit_bias: the number for token id 3 is 1e+39; {FLOAT}"),
+        ({"messages": 5}, "messages: 5; a list of messages"),
+        ({"messages": [{"role": "user", "content": ["x"]}]}, "messages[0].content: ['x']; a string"),
+        ({"messages": [{"role": "user", "content": None}]}, "messages[0].content: None; a string"),
+        ({"model": b"m"}, "model: b'm'; a string"),
+        ({"temperature": "hot"}, "sampling.temperature: 'hot'; a number"),
+        ({"temperature": 1e39}, f"sampling.temperature: 1e+39; {FLOAT}"),
+        ({"temperature": 1e-50}, f"sampling.temperature: 1e-50; {FLOAT}"),
+    ],
+)
+def test_what_does_not_fit_names_field_value_and_limit(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        _convert.request(None, options)
+    assert str(caught.value) == message
+
+
+def test_a_prompt_is_a_string() -> None:
+    with pytest.raises(InvalidRequestError, match=r"^prompt: 5; a string$"):
+        _convert.request(5, {})  # type: ignore[arg-type]
+    with pytest.raises(InvalidRequestError, match=r"^prompt: .* surrogates$"):
+        _convert.request("\ud800", {})
+
+
+@pytest.mark.parametrize(
+    ("field", "prompt", "options"),
+    [
+        ("prompt", "é" * 2**24, {}),
+        ("messages", None, {"messages": [{"role": "user", "content": "a" * 2**25}]}),
+        ("prompt_token_ids", None, {"prompt_token_ids": [2**31 - 1] * 7_000_000}),
+    ],
+)
+def test_a_request_too_large_to_send_names_field_size_and_limit(
+    field: str, prompt: str | None, options: dict[str, Any]
+) -> None:
+    with pytest.raises(
+        InvalidRequestError, match=rf"^{field}: \d+ bytes make a request of \d+ bytes; at most 33554432$"
+    ):
+        _core.prepare(_core.Settings(), prompt, options)
+
+
+def test_only_an_answer_counts_as_one() -> None:
+    details = ((_core._status.DETAILS_KEY, b""),)
+    for trailing, request_id, answered in ((None, "", False), ((), "", False), (details, "", True), (None, "r", True)):
+        error = _core.error_of("UNAVAILABLE", "gone", trailing, request_id)
+        assert isinstance(error, UnavailableError) and error.answered is answered
+
+
 def test_a_huge_value_is_not_echoed() -> None:
     with pytest.raises(InvalidRequestError) as caught:
         _convert.request(None, {"model": b"\xff" * 1_000_000})
@@ -226,7 +297,12 @@ def test_timeouts_are_finite() -> None:
         3.0,
         10.0,
     )
-    for wrong in (0, -1, math.inf, math.nan, "5"):
+    assert settings.call_timeout(_core.MAX_TIMEOUT) == 30 * 24 * 3600
+    with pytest.raises(InvalidRequestError) as caught:
+        settings.call_timeout(9e9)
+    limit = "a number of seconds above 0 and at most 2592000 (30 days)"
+    assert str(caught.value) == f"timeout: 9000000000.0; {limit}"
+    for wrong in (0, -1, math.inf, math.nan, "5", 1e300, 10**400, True):
         with pytest.raises(InvalidRequestError, match="timeout"):
             settings.call_timeout(wrong)  # type: ignore[arg-type]
 
