@@ -45,7 +45,7 @@ class Limits:
 
 
 class Engine:
-    """Owns the target, the KV pages and all request state. `submit`, `stop`, `set_policy`, `load` are thread-safe.
+    """Owns the target, the KV pages and all request state. `submit`, `stop`, `set_policy` are thread-safe.
 
     `on_step` is called in the engine's thread after each step that moved a request.
     """
@@ -108,7 +108,7 @@ class Engine:
         return bool(self._roster)
 
     def load(self) -> EngineLoad:
-        """A snapshot; numbers may be a step apart from each other when taken from another thread."""
+        """A snapshot, for the engine's thread: it walks the requests."""
         return EngineLoad(
             running=len(self._roster.running),
             waiting=len(self._roster.waiting),
