@@ -63,7 +63,7 @@ class DecodeResponse(_message.Message):
     def __init__(self, step: _Optional[int] = ..., updates: _Optional[_Iterable[_Union[RequestUpdate, _Mapping]]] = ..., heartbeat: _Optional[_Union[_common_pb2.Heartbeat, _Mapping]] = ...) -> None: ...
 
 class RequestUpdate(_message.Message):
-    __slots__ = ("stamp", "token_ids", "drafted", "verified", "accepted", "decode_step", "terminal", "cached_tokens")
+    __slots__ = ("stamp", "token_ids", "drafted", "verified", "accepted", "decode_step", "terminal", "cached_tokens", "logprobs")
     STAMP_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     DRAFTED_FIELD_NUMBER: _ClassVar[int]
@@ -72,6 +72,7 @@ class RequestUpdate(_message.Message):
     DECODE_STEP_FIELD_NUMBER: _ClassVar[int]
     TERMINAL_FIELD_NUMBER: _ClassVar[int]
     CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     stamp: _common_pb2.Stamp
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     drafted: int
@@ -80,7 +81,8 @@ class RequestUpdate(_message.Message):
     decode_step: bool
     terminal: Terminal
     cached_tokens: int
-    def __init__(self, stamp: _Optional[_Union[_common_pb2.Stamp, _Mapping]] = ..., token_ids: _Optional[_Iterable[int]] = ..., drafted: _Optional[int] = ..., verified: _Optional[int] = ..., accepted: _Optional[int] = ..., decode_step: bool = ..., terminal: _Optional[_Union[Terminal, _Mapping]] = ..., cached_tokens: _Optional[int] = ...) -> None: ...
+    logprobs: _containers.RepeatedCompositeFieldContainer[_types_pb2.TokenLogprobs]
+    def __init__(self, stamp: _Optional[_Union[_common_pb2.Stamp, _Mapping]] = ..., token_ids: _Optional[_Iterable[int]] = ..., drafted: _Optional[int] = ..., verified: _Optional[int] = ..., accepted: _Optional[int] = ..., decode_step: bool = ..., terminal: _Optional[_Union[Terminal, _Mapping]] = ..., cached_tokens: _Optional[int] = ..., logprobs: _Optional[_Iterable[_Union[_types_pb2.TokenLogprobs, _Mapping]]] = ...) -> None: ...
 
 class Terminal(_message.Message):
     __slots__ = ("reason", "stop_token_id", "error_code", "error_message")

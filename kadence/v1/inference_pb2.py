@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from kadence.v1 import types_pb2 as kadence_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1akadence/v1/inference.proto\x12\nkadence.v1\x1a\x16kadence/v1/types.proto\"\xec\x01\n\x0fGenerateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x13\n\x06prompt\x18\x03 \x01(\tH\x00\x88\x01\x01\x12)\n\x08messages\x18\x04 \x03(\x0b\x32\x17.kadence.v1.ChatMessage\x12\x18\n\x10prompt_token_ids\x18\x05 \x03(\x05\x12-\n\x08sampling\x18\x06 \x01(\x0b\x32\x1b.kadence.v1.SamplingOptions\x12\"\n\x06resume\x18\x07 \x01(\x0b\x32\x12.kadence.v1.ResumeB\t\n\x07_prompt\"Z\n\x06Resume\x12\x11\n\ttoken_ids\x18\x01 \x03(\x05\x12\x0c\n\x04seed\x18\x02 \x01(\x04\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\r\x12\x1e\n\x04rule\x18\x04 \x01(\x0e\x32\x10.kadence.v1.Rule\"\x91\x01\n\x10GenerateResponse\x12&\n\x07started\x18\x01 \x01(\x0b\x32\x13.kadence.v1.StartedH\x00\x12\"\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x11.kadence.v1.ChunkH\x00\x12(\n\x08\x66inished\x18\x03 \x01(\x0b\x32\x14.kadence.v1.FinishedH\x00\x42\x07\n\x05\x65vent\"\x85\x01\n\x07Started\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x18\n\x10prompt_token_ids\x18\x03 \x03(\x05\x12\x0c\n\x04seed\x18\x04 \x01(\x04\x12\x1e\n\x04rule\x18\x05 \x01(\x0e\x32\x10.kadence.v1.Rule\x12\x0f\n\x07\x61ttempt\x18\x06 \x01(\r\"(\n\x05\x43hunk\x12\x11\n\ttoken_ids\x18\x01 \x03(\x05\x12\x0c\n\x04text\x18\x02 \x01(\t\"\xb4\x01\n\x08\x46inished\x12(\n\x06reason\x18\x01 \x01(\x0e\x32\x18.kadence.v1.FinishReason\x12\x0c\n\x04text\x18\x02 \x01(\t\x12*\n\x05stats\x18\x03 \x01(\x0b\x32\x1b.kadence.v1.GenerationStats\x12\x12\n\nstop_match\x18\x04 \x01(\t\x12\x15\n\rprompt_tokens\x18\x05 \x01(\x05\x12\x19\n\x11\x63ompletion_tokens\x18\x06 \x01(\x05\"\x13\n\x11ListModelsRequest\";\n\x12ListModelsResponse\x12%\n\x06models\x18\x01 \x03(\x0b\x32\x15.kadence.v1.ModelInfo\"Z\n\tModelInfo\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x15\n\rmax_model_len\x18\x02 \x01(\x05\x12\x12\n\nvocab_size\x18\x03 \x01(\x05\x12\x14\n\x0c\x64rafter_kind\x18\x04 \x01(\t\"\x12\n\x10GetStatusRequest\"\x9b\x01\n\x11GetStatusResponse\x12\x0e\n\x06policy\x18\x01 \x01(\t\x12\x14\n\x0cpolicy_epoch\x18\x02 \x01(\t\x12+\n\x08replicas\x18\x03 \x03(\x0b\x32\x19.kadence.v1.ReplicaStatus\x12\x1a\n\x12requests_in_flight\x18\x04 \x01(\x05\x12\x17\n\x0frequests_queued\x18\x05 \x01(\x05\"\x9a\x02\n\rReplicaStatus\x12\x12\n\nreplica_id\x18\x01 \x01(\t\x12\x0c\n\x04kind\x18\x02 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\r\n\x05state\x18\x04 \x01(\t\x12\x0e\n\x06serves\x18\x05 \x01(\t\x12\x17\n\x0fmetrics_address\x18\x06 \x01(\t\x12\x0b\n\x03pid\x18\x07 \x01(\x03\x12\x0f\n\x07running\x18\x08 \x01(\x05\x12\x0f\n\x07waiting\x18\t \x01(\x05\x12\x15\n\rkv_pages_used\x18\n \x01(\x05\x12\x16\n\x0ekv_pages_total\x18\x0b \x01(\x05\x12*\n\x05stats\x18\x0c \x01(\x0b\x32\x1b.kadence.v1.GenerationStats\x12\x14\n\x0cpolicy_epoch\x18\r \x01(\t2\xf2\x01\n\x10InferenceService\x12G\n\x08Generate\x12\x1b.kadence.v1.GenerateRequest\x1a\x1c.kadence.v1.GenerateResponse0\x01\x12K\n\nListModels\x12\x1d.kadence.v1.ListModelsRequest\x1a\x1e.kadence.v1.ListModelsResponse\x12H\n\tGetStatus\x12\x1c.kadence.v1.GetStatusRequest\x1a\x1d.kadence.v1.GetStatusResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1akadence/v1/inference.proto\x12\nkadence.v1\x1a\x16kadence/v1/types.proto\"\xec\x01\n\x0fGenerateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x13\n\x06prompt\x18\x03 \x01(\tH\x00\x88\x01\x01\x12)\n\x08messages\x18\x04 \x03(\x0b\x32\x17.kadence.v1.ChatMessage\x12\x18\n\x10prompt_token_ids\x18\x05 \x03(\x05\x12-\n\x08sampling\x18\x06 \x01(\x0b\x32\x1b.kadence.v1.SamplingOptions\x12\"\n\x06resume\x18\x07 \x01(\x0b\x32\x12.kadence.v1.ResumeB\t\n\x07_prompt\"\x83\x01\n\x06Resume\x12\x11\n\ttoken_ids\x18\x01 \x03(\x05\x12\x0c\n\x04seed\x18\x02 \x01(\x04\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\r\x12\x1e\n\x04rule\x18\x04 \x01(\x0e\x32\x10.kadence.v1.Rule\x12\'\n\x04more\x18\x05 \x03(\x0b\x32\x19.kadence.v1.ResumedAnswer\"\"\n\rResumedAnswer\x12\x11\n\ttoken_ids\x18\x01 \x03(\x05\"\x91\x01\n\x10GenerateResponse\x12&\n\x07started\x18\x01 \x01(\x0b\x32\x13.kadence.v1.StartedH\x00\x12\"\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x11.kadence.v1.ChunkH\x00\x12(\n\x08\x66inished\x18\x03 \x01(\x0b\x32\x14.kadence.v1.FinishedH\x00\x42\x07\n\x05\x65vent\"\x85\x01\n\x07Started\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x18\n\x10prompt_token_ids\x18\x03 \x03(\x05\x12\x0c\n\x04seed\x18\x04 \x01(\x04\x12\x1e\n\x04rule\x18\x05 \x01(\x0e\x32\x10.kadence.v1.Rule\x12\x0f\n\x07\x61ttempt\x18\x06 \x01(\r\"d\n\x05\x43hunk\x12\x11\n\ttoken_ids\x18\x01 \x03(\x05\x12\x0c\n\x04text\x18\x02 \x01(\t\x12+\n\x08logprobs\x18\x03 \x03(\x0b\x32\x19.kadence.v1.TokenLogprobs\x12\r\n\x05index\x18\x04 \x01(\r\"\xc3\x01\n\x08\x46inished\x12(\n\x06reason\x18\x01 \x01(\x0e\x32\x18.kadence.v1.FinishReason\x12\x0c\n\x04text\x18\x02 \x01(\t\x12*\n\x05stats\x18\x03 \x01(\x0b\x32\x1b.kadence.v1.GenerationStats\x12\x12\n\nstop_match\x18\x04 \x01(\t\x12\x15\n\rprompt_tokens\x18\x05 \x01(\x05\x12\x19\n\x11\x63ompletion_tokens\x18\x06 \x01(\x05\x12\r\n\x05index\x18\x07 \x01(\r\"\x13\n\x11ListModelsRequest\";\n\x12ListModelsResponse\x12%\n\x06models\x18\x01 \x03(\x0b\x32\x15.kadence.v1.ModelInfo\"Z\n\tModelInfo\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x15\n\rmax_model_len\x18\x02 \x01(\x05\x12\x12\n\nvocab_size\x18\x03 \x01(\x05\x12\x14\n\x0c\x64rafter_kind\x18\x04 \x01(\t\"\x12\n\x10GetStatusRequest\"\x9b\x01\n\x11GetStatusResponse\x12\x0e\n\x06policy\x18\x01 \x01(\t\x12\x14\n\x0cpolicy_epoch\x18\x02 \x01(\t\x12+\n\x08replicas\x18\x03 \x03(\x0b\x32\x19.kadence.v1.ReplicaStatus\x12\x1a\n\x12requests_in_flight\x18\x04 \x01(\x05\x12\x17\n\x0frequests_queued\x18\x05 \x01(\x05\"\xb0\x02\n\rReplicaStatus\x12\x12\n\nreplica_id\x18\x01 \x01(\t\x12\x0c\n\x04kind\x18\x02 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\r\n\x05state\x18\x04 \x01(\t\x12\x0e\n\x06serves\x18\x05 \x01(\t\x12\x17\n\x0fmetrics_address\x18\x06 \x01(\t\x12\x0b\n\x03pid\x18\x07 \x01(\x03\x12\x0f\n\x07running\x18\x08 \x01(\x05\x12\x0f\n\x07waiting\x18\t \x01(\x05\x12\x15\n\rkv_pages_used\x18\n \x01(\x05\x12\x16\n\x0ekv_pages_total\x18\x0b \x01(\x05\x12*\n\x05stats\x18\x0c \x01(\x0b\x32\x1b.kadence.v1.GenerationStats\x12\x14\n\x0cpolicy_epoch\x18\r \x01(\t\x12\x14\n\x0chttp_address\x18\x0e \x01(\t2\xf2\x01\n\x10InferenceService\x12G\n\x08Generate\x12\x1b.kadence.v1.GenerateRequest\x1a\x1c.kadence.v1.GenerateResponse0\x01\x12K\n\nListModels\x12\x1d.kadence.v1.ListModelsRequest\x1a\x1e.kadence.v1.ListModelsResponse\x12H\n\tGetStatus\x12\x1c.kadence.v1.GetStatusRequest\x1a\x1d.kadence.v1.GetStatusResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,28 +34,30 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_GENERATEREQUEST']._serialized_start=67
   _globals['_GENERATEREQUEST']._serialized_end=303
-  _globals['_RESUME']._serialized_start=305
-  _globals['_RESUME']._serialized_end=395
-  _globals['_GENERATERESPONSE']._serialized_start=398
-  _globals['_GENERATERESPONSE']._serialized_end=543
-  _globals['_STARTED']._serialized_start=546
-  _globals['_STARTED']._serialized_end=679
-  _globals['_CHUNK']._serialized_start=681
-  _globals['_CHUNK']._serialized_end=721
-  _globals['_FINISHED']._serialized_start=724
-  _globals['_FINISHED']._serialized_end=904
-  _globals['_LISTMODELSREQUEST']._serialized_start=906
-  _globals['_LISTMODELSREQUEST']._serialized_end=925
-  _globals['_LISTMODELSRESPONSE']._serialized_start=927
-  _globals['_LISTMODELSRESPONSE']._serialized_end=986
-  _globals['_MODELINFO']._serialized_start=988
-  _globals['_MODELINFO']._serialized_end=1078
-  _globals['_GETSTATUSREQUEST']._serialized_start=1080
-  _globals['_GETSTATUSREQUEST']._serialized_end=1098
-  _globals['_GETSTATUSRESPONSE']._serialized_start=1101
-  _globals['_GETSTATUSRESPONSE']._serialized_end=1256
-  _globals['_REPLICASTATUS']._serialized_start=1259
-  _globals['_REPLICASTATUS']._serialized_end=1541
-  _globals['_INFERENCESERVICE']._serialized_start=1544
-  _globals['_INFERENCESERVICE']._serialized_end=1786
+  _globals['_RESUME']._serialized_start=306
+  _globals['_RESUME']._serialized_end=437
+  _globals['_RESUMEDANSWER']._serialized_start=439
+  _globals['_RESUMEDANSWER']._serialized_end=473
+  _globals['_GENERATERESPONSE']._serialized_start=476
+  _globals['_GENERATERESPONSE']._serialized_end=621
+  _globals['_STARTED']._serialized_start=624
+  _globals['_STARTED']._serialized_end=757
+  _globals['_CHUNK']._serialized_start=759
+  _globals['_CHUNK']._serialized_end=859
+  _globals['_FINISHED']._serialized_start=862
+  _globals['_FINISHED']._serialized_end=1057
+  _globals['_LISTMODELSREQUEST']._serialized_start=1059
+  _globals['_LISTMODELSREQUEST']._serialized_end=1078
+  _globals['_LISTMODELSRESPONSE']._serialized_start=1080
+  _globals['_LISTMODELSRESPONSE']._serialized_end=1139
+  _globals['_MODELINFO']._serialized_start=1141
+  _globals['_MODELINFO']._serialized_end=1231
+  _globals['_GETSTATUSREQUEST']._serialized_start=1233
+  _globals['_GETSTATUSREQUEST']._serialized_end=1251
+  _globals['_GETSTATUSRESPONSE']._serialized_start=1254
+  _globals['_GETSTATUSRESPONSE']._serialized_end=1409
+  _globals['_REPLICASTATUS']._serialized_start=1412
+  _globals['_REPLICASTATUS']._serialized_end=1716
+  _globals['_INFERENCESERVICE']._serialized_start=1719
+  _globals['_INFERENCESERVICE']._serialized_end=1961
 # @@protoc_insertion_point(module_scope)

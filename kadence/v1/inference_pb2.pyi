@@ -26,16 +26,24 @@ class GenerateRequest(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., prompt: _Optional[str] = ..., messages: _Optional[_Iterable[_Union[_types_pb2.ChatMessage, _Mapping]]] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_types_pb2.SamplingOptions, _Mapping]] = ..., resume: _Optional[_Union[Resume, _Mapping]] = ...) -> None: ...
 
 class Resume(_message.Message):
-    __slots__ = ("token_ids", "seed", "attempt", "rule")
+    __slots__ = ("token_ids", "seed", "attempt", "rule", "more")
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     RULE_FIELD_NUMBER: _ClassVar[int]
+    MORE_FIELD_NUMBER: _ClassVar[int]
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     seed: int
     attempt: int
     rule: _types_pb2.Rule
-    def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., seed: _Optional[int] = ..., attempt: _Optional[int] = ..., rule: _Optional[_Union[_types_pb2.Rule, str]] = ...) -> None: ...
+    more: _containers.RepeatedCompositeFieldContainer[ResumedAnswer]
+    def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., seed: _Optional[int] = ..., attempt: _Optional[int] = ..., rule: _Optional[_Union[_types_pb2.Rule, str]] = ..., more: _Optional[_Iterable[_Union[ResumedAnswer, _Mapping]]] = ...) -> None: ...
+
+class ResumedAnswer(_message.Message):
+    __slots__ = ("token_ids",)
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class GenerateResponse(_message.Message):
     __slots__ = ("started", "chunk", "finished")
@@ -64,28 +72,34 @@ class Started(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., seed: _Optional[int] = ..., rule: _Optional[_Union[_types_pb2.Rule, str]] = ..., attempt: _Optional[int] = ...) -> None: ...
 
 class Chunk(_message.Message):
-    __slots__ = ("token_ids", "text")
+    __slots__ = ("token_ids", "text", "logprobs", "index")
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     text: str
-    def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., text: _Optional[str] = ...) -> None: ...
+    logprobs: _containers.RepeatedCompositeFieldContainer[_types_pb2.TokenLogprobs]
+    index: int
+    def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., text: _Optional[str] = ..., logprobs: _Optional[_Iterable[_Union[_types_pb2.TokenLogprobs, _Mapping]]] = ..., index: _Optional[int] = ...) -> None: ...
 
 class Finished(_message.Message):
-    __slots__ = ("reason", "text", "stats", "stop_match", "prompt_tokens", "completion_tokens")
+    __slots__ = ("reason", "text", "stats", "stop_match", "prompt_tokens", "completion_tokens", "index")
     REASON_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     STATS_FIELD_NUMBER: _ClassVar[int]
     STOP_MATCH_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     COMPLETION_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
     reason: _types_pb2.FinishReason
     text: str
     stats: _types_pb2.GenerationStats
     stop_match: str
     prompt_tokens: int
     completion_tokens: int
-    def __init__(self, reason: _Optional[_Union[_types_pb2.FinishReason, str]] = ..., text: _Optional[str] = ..., stats: _Optional[_Union[_types_pb2.GenerationStats, _Mapping]] = ..., stop_match: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ...) -> None: ...
+    index: int
+    def __init__(self, reason: _Optional[_Union[_types_pb2.FinishReason, str]] = ..., text: _Optional[str] = ..., stats: _Optional[_Union[_types_pb2.GenerationStats, _Mapping]] = ..., stop_match: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., index: _Optional[int] = ...) -> None: ...
 
 class ListModelsRequest(_message.Message):
     __slots__ = ()
@@ -128,7 +142,7 @@ class GetStatusResponse(_message.Message):
     def __init__(self, policy: _Optional[str] = ..., policy_epoch: _Optional[str] = ..., replicas: _Optional[_Iterable[_Union[ReplicaStatus, _Mapping]]] = ..., requests_in_flight: _Optional[int] = ..., requests_queued: _Optional[int] = ...) -> None: ...
 
 class ReplicaStatus(_message.Message):
-    __slots__ = ("replica_id", "kind", "address", "state", "serves", "metrics_address", "pid", "running", "waiting", "kv_pages_used", "kv_pages_total", "stats", "policy_epoch")
+    __slots__ = ("replica_id", "kind", "address", "state", "serves", "metrics_address", "pid", "running", "waiting", "kv_pages_used", "kv_pages_total", "stats", "policy_epoch", "http_address")
     REPLICA_ID_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
@@ -142,6 +156,7 @@ class ReplicaStatus(_message.Message):
     KV_PAGES_TOTAL_FIELD_NUMBER: _ClassVar[int]
     STATS_FIELD_NUMBER: _ClassVar[int]
     POLICY_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    HTTP_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     replica_id: str
     kind: str
     address: str
@@ -155,4 +170,5 @@ class ReplicaStatus(_message.Message):
     kv_pages_total: int
     stats: _types_pb2.GenerationStats
     policy_epoch: str
-    def __init__(self, replica_id: _Optional[str] = ..., kind: _Optional[str] = ..., address: _Optional[str] = ..., state: _Optional[str] = ..., serves: _Optional[str] = ..., metrics_address: _Optional[str] = ..., pid: _Optional[int] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., kv_pages_used: _Optional[int] = ..., kv_pages_total: _Optional[int] = ..., stats: _Optional[_Union[_types_pb2.GenerationStats, _Mapping]] = ..., policy_epoch: _Optional[str] = ...) -> None: ...
+    http_address: str
+    def __init__(self, replica_id: _Optional[str] = ..., kind: _Optional[str] = ..., address: _Optional[str] = ..., state: _Optional[str] = ..., serves: _Optional[str] = ..., metrics_address: _Optional[str] = ..., pid: _Optional[int] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., kv_pages_used: _Optional[int] = ..., kv_pages_total: _Optional[int] = ..., stats: _Optional[_Union[_types_pb2.GenerationStats, _Mapping]] = ..., policy_epoch: _Optional[str] = ..., http_address: _Optional[str] = ...) -> None: ...
