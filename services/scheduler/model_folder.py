@@ -1,4 +1,4 @@
-"""What the scheduler reads of a model folder: sizes, end-of-sequence ids, special tokens and the chat template."""
+"""What the scheduler reads of a model folder: sizes, ends of sequence, defaults, special tokens, chat template."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from kadence.errors import CheckpointError
+from services.scheduler.generation_defaults import GenerationDefaults
 
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 
@@ -21,9 +22,11 @@ class ModelFolder:
     """Rows of the embedding; a tokenizer may know fewer ids."""
     max_model_len: int
     eos_token_ids: tuple[int, ...]
+    """Every id that config.json or generation_config.json names. The scheduler alone decides what ends an answer."""
     special_tokens: dict[str, str] = field(default_factory=dict)
     """Text of bos_token, eos_token and so on, as chat templates want them."""
     chat_template: str | None = None
+    defaults: GenerationDefaults = field(default_factory=GenerationDefaults)
 
     @classmethod
     def read(cls, path: Path) -> ModelFolder:
@@ -40,6 +43,7 @@ class ModelFolder:
             ),
             special_tokens={name: text for name in _SPECIAL if (text := _token(tokenizer.get(name)))},
             chat_template=_chat_template(path, tokenizer),
+            defaults=GenerationDefaults.parse(generation, path / "generation_config.json"),
         )
 
 
@@ -67,7 +71,7 @@ def _positive(config: dict[str, Any], key: str, path: Path) -> int:
 def _ids(config: dict[str, Any], name: str, path: Path) -> list[int]:
     value = config.get("eos_token_id")
     ids = value if isinstance(value, list) else [] if value is None else [value]
-    if not all(isinstance(item, int) for item in ids):
+    if not all(isinstance(item, int) and not isinstance(item, bool) and item >= 0 for item in ids):
         raise CheckpointError(f"{path / name}: eos_token_id is {value!r}; an id or a list of ids is needed")
     return ids
 
