@@ -17,14 +17,16 @@ class Verdict(enum.Enum):
     REFUSE = "refuse"
 
 
-def admit(*, queued: int, max_queue: int, free: int) -> Verdict:
-    """First come, first served: a request runs at once only if nobody waits and a place is free.
+def admit(*, queued: int, max_queue: int, free: int, count: int = 1) -> Verdict:
+    """First come, first served: answers run at once only if nobody waits and places are free.
 
-    `queued` requests wait now and at most `max_queue` may; `free` more may run.
+    `queued` answers wait now and at most `max_queue` may; `free` more may run. `count` come together, and if not all
+    of them can run or wait, none may.
     """
-    if queued == 0 and free > 0:
+    waiting = count if queued else count - free
+    if waiting <= 0:
         return Verdict.RUN
-    return Verdict.WAIT if queued < max_queue else Verdict.REFUSE
+    return Verdict.WAIT if queued + waiting <= max_queue else Verdict.REFUSE
 
 
 def places(*, in_flight: int, max_in_flight: int, free_of_verifiers: int) -> int:

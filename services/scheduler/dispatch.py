@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
+from collections.abc import Sequence
 
-from kadence.errors import ConflictError, OverloadedError, RequestCancelledError, UnavailableError
+from kadence.errors import APIError, ConflictError, OverloadedError, RequestCancelledError, UnavailableError
 from services.scheduler import admission, routing
 from services.scheduler.admission import Verdict
 from services.scheduler.links import VerifierLink
@@ -21,7 +22,10 @@ _log = logging.getLogger(__name__)
 
 
 class Dispatcher:
-    """The accepted requests, first come first served, and the links they run on. Nothing here waits."""
+    """The accepted answers, first come first served, and the links they run on. Nothing here waits.
+
+    The answers of one request come together and fail together; apart from that each goes its own way.
+    """
 
     def __init__(self, metrics: SchedulerMetrics, *, max_queue: int, max_in_flight: int, attach_wait: float) -> None:
         self._metrics = metrics
@@ -30,6 +34,9 @@ class Dispatcher:
         self._attach_wait = attach_wait
         self._loop = asyncio.get_running_loop()
         self._sessions: dict[str, Session] = {}
+        """By key."""
+        self._together: dict[str, list[Session]] = {}
+        """All answers of each request that still has a running one, by request id."""
         self._queue: deque[Session] = deque()
         self._running: dict[str, VerifierLink] = {}
         self._links: dict[str, VerifierLink] = {}
@@ -42,49 +49,61 @@ class Dispatcher:
 
     @property
     def in_flight(self) -> int:
-        """Requests accepted and not yet ended."""
+        """Answers accepted and not yet ended."""
         return len(self._sessions)
 
     @property
     def queued(self) -> int:
-        """Requests that wait for a verifier."""
+        """Answers that wait for a verifier."""
         return len(self._queue)
 
     @property
     def running(self) -> int:
-        """Requests at a verifier."""
+        """Answers at a verifier."""
         return len(self._running)
 
-    def check_room(self) -> None:
-        """Raises OverloadedError if a request that comes now would be refused."""
-        verdict = admission.admit(queued=self.queued, max_queue=self._max_queue, free=self._free())
+    def check_room(self, count: int = 1) -> None:
+        """Raises OverloadedError if a request for `count` answers that comes now would be refused."""
+        verdict = admission.admit(queued=self.queued, max_queue=self._max_queue, free=self._free(), count=count)
         if verdict is Verdict.REFUSE:
             wait = admission.retry_after(
                 queued=self.queued, running=self.running, seconds_per_request=self._seconds_per_request
             )
-            raise OverloadedError(f"{self.queued} requests wait, at most {self._max_queue} may", retry_after=wait)
+            more = f" and {count} answers are asked for" if count > 1 else ""
+            raise OverloadedError(f"{self.queued} requests wait, at most {self._max_queue} may{more}", retry_after=wait)
 
-    def add(self, session: Session) -> None:
-        """Accepts a request. Raises OverloadedError, or ConflictError if its id is in use.
+    def add(self, sessions: Sequence[Session]) -> None:
+        """Accepts a request's answers, all or none. Raises OverloadedError, or ConflictError if its id is in use.
 
         A resumed request takes over from the stream it resumes, which may not have noticed yet that it broke.
         """
-        self.check_room()
-        request_id = session.request.request_id
-        held = self._sessions.get(request_id)
-        if held is not None:
-            if session.attempt <= held.request.attempt:
-                raise ConflictError(f"request id {request_id!r} is in use", request_id=request_id)
-            session.attempt = max(session.attempt, held.attempt + 1)
-            held.end(RequestCancelledError("resumed by another stream", request_id=request_id))
-        self._metrics.accepted(session)
-        session.on_end = self._on_end
-        self._sessions[request_id] = session
+        self.check_room(len(sessions))
+        self._take_over(sessions)
+        self._together[sessions[0].request.request_id] = list(sessions)
+        self._metrics.accepted(sessions[0])
+        for session in sessions:
+            session.on_end = self._on_end
+            self._sessions[session.request.key] = session
         self._idle.clear()
-        session.prime()
-        if session.outcome is None:
-            self._queue.append(session)
-            self._pump()
+        for session in sessions:
+            session.prime()
+        self._queue.extend(session for session in sessions if session.outcome is None)
+        self._pump()
+
+    def _take_over(self, sessions: Sequence[Session]) -> None:
+        """Ends the stream that these answers resume, if it is still there."""
+        request_id = sessions[0].request.request_id
+        held = self._together.get(request_id)
+        if held is None:
+            return
+        if sessions[0].attempt <= held[0].request.attempt:
+            raise ConflictError(f"request id {request_id!r} is in use", request_id=request_id)
+        newest = max(session.attempt for session in held)
+        for session in sessions:
+            session.attempt = max(session.attempt, newest + 1)
+        error = RequestCancelledError("resumed by another stream", request_id=request_id)
+        for session in held:
+            session.end(error)
 
     def attach(self, link: VerifierLink) -> None:
         """Begins to use a link once it is ready."""
@@ -102,7 +121,9 @@ class Dispatcher:
     def link_down(self, link: VerifierLink, reason: str, sessions: list[Session]) -> None:
         """Moves the requests a verifier lost to the head of the queue; they go on from what they have committed."""
         for session in reversed(sessions):
-            self._running.pop(session.request.request_id, None)
+            if session.outcome is not None:  # it failed with another answer of its request, a moment ago
+                continue
+            self._running.pop(session.request.key, None)
             session.failed_on, session.loss = link.replica.id, f"verifier {link.replica.id} was lost: {reason}"
             session.attempt += 1
             session.moves += 1
@@ -136,7 +157,7 @@ class Dispatcher:
             if chosen is None:
                 break
             self._queue.popleft()
-            self._running[session.request.request_id] = self._links[chosen]
+            self._running[session.request.key] = self._links[chosen]
             self._metrics.submitted(session, self._loop.time())
             self._links[chosen].submit(session)
         self._watch()
@@ -165,9 +186,9 @@ class Dispatcher:
         self._watch()
 
     def _on_end(self, session: Session) -> None:
-        request_id, now = session.request.request_id, self._loop.time()
-        del self._sessions[request_id]
-        link = self._running.pop(request_id, None)
+        key, now = session.request.key, self._loop.time()
+        del self._sessions[key]
+        link = self._running.pop(key, None)
         if link is not None:
             link.release(session)
             self._seconds_per_request += _SMOOTHING * (now - session.accepted_at - self._seconds_per_request)
@@ -175,5 +196,18 @@ class Dispatcher:
             self._queue.remove(session)
         if not self._sessions:
             self._idle.set()
-        self._metrics.ended(session, now)
+        self._settle(session, now)
         self._pump()
+
+    def _settle(self, session: Session, now: float) -> None:
+        """Counts an end; a failure is counted once and ends the other answers of its request too."""
+        together = self._together[session.request.request_id]
+        failed = isinstance(session.outcome, APIError)
+        first = not any(s is not session and isinstance(s.outcome, APIError) for s in together)
+        if first or not failed:
+            self._metrics.ended(session, now)
+        if first and isinstance(session.outcome, APIError):
+            for other in together:
+                other.end(session.outcome)
+        if all(s.outcome is not None for s in together):
+            self._together.pop(session.request.request_id, None)

@@ -14,8 +14,9 @@ from services.runtime.channels import connect
 from services.scheduler import admission, messages
 from services.scheduler.fleet import Replica
 from services.scheduler.metrics import SchedulerMetrics
+from services.scheduler.outcomes import Terminal
 from services.scheduler.routing import Candidate
-from services.scheduler.session import Session, Terminal
+from services.scheduler.session import Session
 
 _DESCRIBE_SECONDS = 10.0
 _BACKOFF = (0.1, 2.0)  # first and longest wait between tries
@@ -79,7 +80,7 @@ class VerifierLink:
         """Sends the request with everything it has committed so far."""
         assert self.ready
         session.prefilled = False
-        self._sessions[session.request.request_id] = session
+        self._sessions[session.request.key] = session
         self._account(session, session.outstanding())
         self._submits.append(messages.submit(session))
         self._wake.set()
@@ -88,12 +89,12 @@ class VerifierLink:
         """Forgets a request that ended; the verifier is told, unless it was the one to end it."""
         if not self._forget(session):
             return
-        request_id = session.request.request_id
-        unsent = [submit for submit in self._submits if submit.stamp.request_id != request_id]
+        key = session.request.key
+        unsent = [submit for submit in self._submits if submit.stamp.request_id != key]
         if len(unsent) < len(self._submits):
             self._submits = unsent  # it never left
             return
-        self._stops.append(messages.stop(request_id, session.attempt))
+        self._stops.append(messages.stop(key, session.attempt))
         self._wake.set()
 
     async def close(self, reason: str) -> None:
@@ -192,7 +193,7 @@ class VerifierLink:
         session.work = work
 
     def _forget(self, session: Session) -> bool:
-        held = self._sessions.pop(session.request.request_id, None)
+        held = self._sessions.pop(session.request.key, None)
         if held is None:
             return False
         assert held is session
@@ -205,7 +206,7 @@ class VerifierLink:
         for session in lost:
             self._forget(session)
             # Should the verifier be back, it still holds these parked; the next stream's first message ends them.
-            self._stops.append(messages.stop(session.request.request_id, session.attempt))
+            self._stops.append(messages.stop(session.request.key, session.attempt))
         self._stops = self._stops[-_MAX_ORPHANS:]
         self._submits = []
         self._owner.link_down(self, reason, lost)

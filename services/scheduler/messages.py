@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 from kadence.internal import common_pb2, control_pb2, verifier_pb2
 from kadence.v1 import inference_pb2, types_pb2
 from services.runtime.server import MAX_MESSAGE_BYTES
 from services.scheduler.fleet import Description, Load, Replica
+from services.scheduler.outcomes import End, FinishReason, Logprobs, Piece, Stats, Terminal, Update
 from services.scheduler.policy import Epoch, Policy
 from services.scheduler.request import Ask, Limits, Options, Request, Resume
-from services.scheduler.session import FinishReason, Session, Stats, Terminal, Update
+from services.scheduler.session import Session
 
 # Fields of SamplingOptions that may be absent: those that share their name with one of Options and are not lists.
 _OPTIONAL = [f.name for f in types_pb2.SamplingOptions.DESCRIPTOR.fields if f.has_presence]
@@ -46,33 +47,38 @@ def _options(sampling: types_pb2.SamplingOptions) -> Options:
     )
 
 
-def started(request: Request, model: str) -> inference_pb2.GenerateResponse:
-    """The first message of an answer."""
+def started(request: Request, model: str, attempt: int) -> inference_pb2.GenerateResponse:
+    """The first message of a stream."""
     message = inference_pb2.Started(
         request_id=request.request_id,
         model=model,
         prompt_token_ids=request.prompt_token_ids,
         seed=request.sampling.seed,
         rule=types_pb2.Rule.Name(request.sampling.rule),
-        attempt=request.attempt,
+        attempt=attempt,
     )
     return inference_pb2.GenerateResponse(started=message)
 
 
-def chunk(token_ids: Sequence[int], text: str) -> inference_pb2.GenerateResponse:
+def chunk(piece: Piece) -> inference_pb2.GenerateResponse:
     """Tokens and the text they complete."""
-    return inference_pb2.GenerateResponse(chunk=inference_pb2.Chunk(token_ids=token_ids, text=text))
+    logprobs = [
+        types_pb2.TokenLogprobs(logprob=p.logprob, top_token_ids=p.top_ids, top_logprobs=p.top) for p in piece.logprobs
+    ]
+    message = inference_pb2.Chunk(token_ids=piece.token_ids, text=piece.text, logprobs=logprobs, index=piece.index)
+    return inference_pb2.GenerateResponse(chunk=message)
 
 
-def finished(session: Session, reason: FinishReason, text: str, stop_match: str) -> inference_pb2.GenerateResponse:
+def finished(end: End, prompt_tokens: int) -> inference_pb2.GenerateResponse:
     """The last message of an answer."""
     message = inference_pb2.Finished(
-        reason=types_pb2.FinishReason.Name(reason),
-        text=text,
-        stats=_stats(session.stats),
-        stop_match=stop_match,
-        prompt_tokens=len(session.request.prompt_token_ids),
-        completion_tokens=len(session.answer.token_ids),
+        reason=types_pb2.FinishReason.Name(end.reason),
+        text=end.text,
+        stats=_stats(end.stats),
+        stop_match=end.stop_match,
+        prompt_tokens=prompt_tokens,
+        completion_tokens=end.completion_tokens,
+        index=end.index,
     )
     return inference_pb2.GenerateResponse(finished=message)
 
@@ -104,7 +110,7 @@ def submit(session: Session) -> verifier_pb2.Submit:
         priority=s.priority,
     )
     return verifier_pb2.Submit(
-        stamp=stamp(request.request_id, session.attempt, session.length),
+        stamp=stamp(request.key, session.attempt, session.length),
         prompt_token_ids=request.prompt_token_ids,
         committed_token_ids=session.answer.token_ids,
         sampling=sampling,
@@ -150,6 +156,7 @@ def update(message: verifier_pb2.RequestUpdate) -> Update:
         message.decode_step,
         message.cached_tokens,
         terminal,
+        tuple(Logprobs(p.logprob, tuple(p.top_token_ids), tuple(p.top_logprobs)) for p in message.logprobs),
     )
 
 
@@ -248,6 +255,7 @@ def replica_status(r: Replica) -> inference_pb2.ReplicaStatus:
         state=r.state,
         serves=d.drafter_kind if r.kind == "drafter" else d.model,
         metrics_address=r.metrics_address,
+        http_address=r.http_address,
         pid=r.pid,
         running=now.running,
         waiting=now.waiting,

@@ -29,8 +29,8 @@ class Prompts:
         self._limits = limits
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="tokenize")
 
-    async def understand(self, ask: Ask) -> Request:
-        """The request. Raises InvalidRequestError with everything that is wrong."""
+    async def understand(self, ask: Ask) -> list[Request]:
+        """The request, once for each answer. Raises InvalidRequestError with everything that is wrong."""
         limits = self._limits()
         violations = validate.check(ask, limits)
         max_tokens, prompt = 0, tuple[int, ...]()
@@ -45,7 +45,7 @@ class Prompts:
                 violations += error.violations
         if violations:
             raise validate.error(violations)
-        return self._request(ask, prompt, max_tokens)
+        return [self._request(ask, prompt, max_tokens)]
 
     def close(self) -> None:
         """Stops the thread."""

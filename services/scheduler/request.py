@@ -97,12 +97,20 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A request as understood: everything a verifier needs, and what the scheduler keeps to itself."""
+    """One answer of a request as understood: everything a verifier needs, and what the scheduler keeps to itself."""
 
     request_id: str
+    """The client's, shared by all answers of its request."""
     prompt_token_ids: tuple[int, ...]
     sampling: Sampling
     stop: tuple[str, ...] = ()
     resumed: tuple[int, ...] = ()
     """Tokens of the answer that the client already holds."""
     attempt: int = 0
+    index: int = 0
+    """Which of the request's answers."""
+
+    @property
+    def key(self) -> str:
+        """Names the answer in the cluster. No client's id is like it: those are printable, a no-break space is not."""
+        return f"{self.request_id}\u00a0{self.index}" if self.index else self.request_id

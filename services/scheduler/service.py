@@ -20,6 +20,7 @@ from services.scheduler.control import ControlServicer
 from services.scheduler.dispatch import Dispatcher
 from services.scheduler.fleet import Description, Fleet, Load, Replica
 from services.scheduler.gateway import InferenceServicer
+from services.scheduler.generation import Intake
 from services.scheduler.metrics import SchedulerMetrics
 from services.scheduler.model_folder import ModelFolder
 from services.scheduler.prompts import Prompts
@@ -64,25 +65,23 @@ class SchedulerService:
             attach_wait=config.attach_wait_seconds,
         )
         publisher = Publisher(policy.parse(config.policy.name), time.time_ns(), metrics.set_epoch)
-        self._gateway = InferenceServicer(
+        self._intake = Intake(
             self._prompts,
             self._tokenizer,
             self._limits,
             self._dispatcher,
-            self._fleet,
-            publisher,
             metrics,
-            self._ourselves,
             default_timeout=config.default_timeout_seconds,
             max_chunks_per_second=config.max_chunks_per_second,
         )
+        gateway = InferenceServicer(self._intake, self._dispatcher, self._fleet, publisher, self._ourselves)
         self._control = ControlServicer(
             self._fleet, publisher, self._dispatcher, metrics, self._describe, config.heartbeat_seconds
         )
         metrics.watch(lambda: self._dispatcher.running, lambda: self._dispatcher.queued, self._count_replicas)
         self._server = GrpcServer(config, self._metrics)
         for server in (self._server, self._inproc):
-            for (register, name), servicer in zip(_SERVICES, (self._gateway, self._control), strict=True):
+            for (register, name), servicer in zip(_SERVICES, (gateway, self._control), strict=True):
                 if server is not None:
                     server.add(register, servicer, name)
         self.metrics_address = self._metrics.start(config.host, config.metrics_port)
@@ -95,7 +94,7 @@ class SchedulerService:
         """Refuses new requests, gives running ones `grace` seconds, ends those that are left, stops."""
         if self.address and not self._draining:
             self._draining = True
-            self._gateway.close()
+            self._intake.close()
             await self._server.set_serving(False)
             await self._dispatcher.drained(grace)
             await self._control.close()

@@ -1,97 +1,31 @@
-"""One accepted request from admission to its one terminal."""
+"""One answer from admission to its one terminal."""
 
 from __future__ import annotations
 
 import asyncio
-import enum
+from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import NamedTuple
 
-from kadence.errors import BY_CODE, APIError, InternalError
+from kadence.errors import APIError, InternalError
 from services.scheduler import routing
 from services.scheduler.answer import Answer
+from services.scheduler.outcomes import Finish, FinishReason, Logprobs, Piece, Stats, Update
 from services.scheduler.request import Request
 
-
-class FinishReason(enum.IntEnum):
-    """Why an accepted request ended, with the numbers of kadence.v1.FinishReason."""
-
-    STOP = 1
-    LENGTH = 2
-    CANCELLED = 3
-    FAILED = 4
-
-
-class Terminal(NamedTuple):
-    """A verifier's last word on a request."""
-
-    reason: FinishReason
-    stop_token_id: int = -1
-    error_code: str = ""
-    error_message: str = ""
-
-    def error(self) -> APIError:
-        """The exception of a FAILED request."""
-        kind = BY_CODE.get(self.error_code, InternalError)
-        return kind(self.error_message or "the verifier gave no reason")
-
-
-class Update(NamedTuple):
-    """What one engine step did for one request."""
-
-    base_length: int
-    token_ids: list[int]
-    drafted: int = 0
-    verified: int = 0
-    accepted: int = 0
-    decode_step: bool = False
-    cached_tokens: int = 0
-    terminal: Terminal | None = None
-
-
-class Finish(NamedTuple):
-    """How an answer ended; the other way to end is an APIError."""
-
-    reason: FinishReason
-    stop_token_id: int = -1
-
-
-@dataclass(slots=True)
-class Stats:
-    """Speculation statistics of one request; see kadence.v1.GenerationStats."""
-
-    steps: int = 0
-    drafted: int = 0
-    verified: int = 0
-    accepted: int = 0
-    committed: int = 0
-    cached_tokens: int = 0
-    k_hist: list[int] = field(default_factory=list)
-
-    def add(self, update: Update, kept: int) -> None:
-        """Counts a step of which `kept` tokens belong to the answer."""
-        self.cached_tokens += update.cached_tokens
-        if not update.decode_step or kept == 0:
-            return
-        self.steps += 1
-        self.drafted += update.drafted
-        self.verified += update.verified
-        self.accepted += min(update.accepted, kept)
-        self.committed += kept
-        if len(self.k_hist) <= update.verified:
-            self.k_hist += [0] * (update.verified + 1 - len(self.k_hist))
-        self.k_hist[update.verified] += 1
+_MOST_TAKEN = 4096
+"""Tokens; with twenty log-probabilities each they make a message of 1 MB."""
 
 
 class Session:
     """Joins a verifier's updates to the client that reads them.
 
-    The reader may be slow: what it has not taken is joined into one piece, bounded by the answer's length.
+    The reader may be slow: what it has not taken is kept, and it is bounded by the answer's length (and so are the
+    log-probabilities, of which a token has at most one and twenty).
+    `wake` is set whenever there is something to take, or the end; answers of one stream share it.
     `end` is where every path ends; the first call counts.
     """
 
-    def __init__(self, request: Request, answer: Answer, now: float) -> None:
+    def __init__(self, request: Request, answer: Answer, now: float, wake: asyncio.Event) -> None:
         self.request = request
         self.answer = answer
         self.attempt = request.attempt
@@ -114,9 +48,8 @@ class Session:
         self.loss = ""
         """What happened there, for the user."""
         self.on_end: Callable[[Session], None] | None = None
-        self._ids: list[int] = []
-        self._text: list[str] = []
-        self._wake = asyncio.Event()
+        self._fresh: deque[Piece] = deque()
+        self._wake = wake
 
     @property
     def length(self) -> int:
@@ -155,8 +88,7 @@ class Session:
                 return 0
             stop_id = terminal.stop_token_id if terminal is not None else -1
             kept, text = self.answer.feed(ids, last_is_stop_id=stop_id >= 0 and stop_id == ids[-1])
-            self._ids += ids[:kept]
-            self._text.append(text)
+            self._fresh.append(Piece(self.request.index, ids[:kept], text, list(update.logprobs[:kept])))
             self._wake.set()
             self.prefilled, self.last_at, self.first_at = True, now, self.first_at or now
         self.stats.add(update, kept)
@@ -177,13 +109,23 @@ class Session:
             self.on_end(self)
         return True
 
-    async def take(self) -> tuple[list[int], str] | None:
-        """The tokens that came since the last call and the text they completed; waits for some. None at the end."""
-        while not self._ids:
-            if self.outcome is not None:
-                return None
-            self._wake.clear()
-            await self._wake.wait()
-        piece = self._ids, "".join(self._text)
-        self._ids, self._text = [], []
-        return piece
+    @property
+    def over(self) -> bool:
+        """Whether it has ended and everything was taken."""
+        return self.outcome is not None and not self._fresh
+
+    def take(self) -> Piece | None:
+        """The tokens that came since the last call, as many as make a message of moderate size; None if none came."""
+        if not self._fresh:
+            return None
+        ids: list[int] = []
+        text: list[str] = []
+        logprobs: list[Logprobs] = []
+        while self._fresh and len(ids) < _MOST_TAKEN:
+            piece = self._fresh.popleft()
+            ids += piece.token_ids
+            text.append(piece.text)
+            logprobs += piece.logprobs
+        if self._fresh:
+            self._wake.set()
+        return Piece(self.request.index, ids, "".join(text), logprobs)
