@@ -39,6 +39,8 @@ from kadence.types import (
     Rule,
     SamplingOptions,
     Stats,
+    TLSConfig,
+    TokenLogprobs,
 )
 
 __all__ = [
@@ -73,6 +75,8 @@ __all__ = [
     "SamplingOptions",
     "Stats",
     "Stream",
+    "TLSConfig",
+    "TokenLogprobs",
     "UnavailableError",
     "UnsupportedError",
 ]

@@ -11,10 +11,10 @@ from typing import Any, Self, TypeVar, Unpack
 
 import grpc
 
-from kadence import _convert, _core, _state
-from kadence._answer import Answer
+from kadence import _convert, _core, _security, _state
+from kadence._exchange import Exchange
 from kadence.errors import APIError, RequestCancelledError
-from kadence.types import Chunk, ClusterStatus, GenerateOptions, GenerateResult, ModelInfo, RetryConfig
+from kadence.types import Chunk, ClusterStatus, GenerateOptions, GenerateResult, ModelInfo, RetryConfig, TLSConfig
 from kadence.v1 import inference_pb2, inference_pb2_grpc
 
 T = TypeVar("T")
@@ -24,7 +24,10 @@ class Client:
     """A connection to a cluster; threads may share it. Use it as a context manager, or call close().
 
     `endpoint` is "host:port"; left out, $KADENCE_ENDPOINT or the cluster that `kadence up` started. `timeout` is in
-    seconds per generation. Nothing is dialled before the first call. Raises ConfigError if no endpoint is known.
+    seconds per generation. `tls` encrypts the connection. `token`, or a function that gives one and does not block,
+    goes with each call as "authorization: Bearer ..."; left out, it is $KADENCE_TOKEN, "" is none. Without TLS it
+    travels only within this machine, unless `allow_insecure_token`. Nothing is dialled before the first call. Raises
+    ConfigError if no endpoint is known, a certificate cannot be used, or the token may not travel.
     """
 
     def __init__(
@@ -34,10 +37,13 @@ class Client:
         timeout: float = _core.DEFAULT_TIMEOUT,
         retry: RetryConfig | None = None,
         metadata: Mapping[str, str] | None = None,
+        tls: TLSConfig | None = None,
+        token: _security.Token | None = None,
+        allow_insecure_token: bool = False,
     ) -> None:
         self.endpoint = _state.find_endpoint(endpoint)
-        self._settings = _core.Settings(timeout, retry or RetryConfig(), dict(metadata or {}))
-        self._channel = grpc.insecure_channel(self.endpoint, options=_core.channel_options(self.endpoint))
+        self._settings = _security.settings(self.endpoint, timeout, retry, metadata, tls, token, allow_insecure_token)
+        self._channel = _security.dial(grpc, self.endpoint, _security.credentials(tls), tls)
         self._closed = False
 
     def generate(self, prompt: str | None = None, **options: Unpack[GenerateOptions]) -> GenerateResult:
@@ -49,7 +55,7 @@ class Client:
 
     def stream(self, prompt: str | None = None, **options: Unpack[GenerateOptions]) -> Stream:
         """The answer piece by piece: an iterator over Chunks. Leaving its `with` block early cancels the request."""
-        return Stream(self._stub().Generate, _core.prepare(self._settings, prompt, options), self._settings.retry)
+        return Stream(self._stub().Generate, _core.prepare(self._settings, prompt, options), self._settings)
 
     def models(self, *, timeout: float | None = None) -> tuple[ModelInfo, ...]:
         """The models served. Raises an APIError of kadence.errors."""
@@ -77,39 +83,48 @@ class Client:
 
     def _query(self, method: Callable[..., T], request: Any, timeout: float | None) -> T:
         seconds = self._settings.call_timeout(timeout, _core.QUERY_TIMEOUT)
-        metadata = self._settings.call_metadata(None)
+        plain = self._settings.call_metadata(None)
         course = _core.Course(seconds, self._settings.retry, time.monotonic())
         while True:
+            metadata = self._settings.authorized(plain)
             try:
                 return method(request, timeout=course.remaining(time.monotonic()), metadata=metadata)
             except grpc.RpcError as raised:
-                error = _error(raised)
-                delay = course.delay_after(error, False, time.monotonic(), random.random())
+                error = _error(raised, self._settings)
+                delay = course.delay_after(error, _core.verdict(error, False), time.monotonic(), random.random())
                 if delay is None:
                     raise error from raised
             time.sleep(delay)
 
 
 class Stream:
-    """An answer that is arriving. Iterate it; `result` is there after the end. cancel() works from any thread."""
+    """An answer, or n of them, arriving. Iterate it; `result` is there after the end. cancel() works from any thread.
 
-    def __init__(self, method: Callable[..., Any], prepared: _core.Prepared, retry: RetryConfig) -> None:
+    Should the connection or the server break, it goes on by itself where it stood; see RetryConfig.
+    """
+
+    def __init__(self, method: Callable[..., Any], prepared: _core.Prepared, settings: _core.Settings) -> None:
         self._method = method
-        self._prepared = prepared
-        self._course = _core.Course(prepared.timeout, retry, time.monotonic())
-        self._answer = Answer()
+        self._settings = settings
+        self._exchange = Exchange(settings, prepared, time.monotonic())
+        self._answers = self._exchange.answers
         self._cancelled = threading.Event()
         self._call = self._open()
 
     @property
     def result(self) -> GenerateResult:
-        """The finished answer. Raises RuntimeError before the iteration's end."""
-        return self._answer.result
+        """The finished answer, the others in its `alternatives`. Raises RuntimeError before the iteration's end."""
+        return self._answers.result
 
     @property
     def request_id(self) -> str:
         """The effective request id; empty before the first chunk."""
-        return self._answer.request_id
+        return self._answers.request_id
+
+    @property
+    def resumes(self) -> int:
+        """How often the stream broke and went on."""
+        return self._exchange.resumes
 
     def cancel(self) -> None:
         """Tells the server to stop; further iteration raises RequestCancelledError. Nothing happens after the end."""
@@ -122,14 +137,14 @@ class Stream:
     def __next__(self) -> Chunk:
         while True:
             try:
-                chunk = self._answer.feed(next(self._call))
+                chunk = self._exchange.feed(next(self._call))
             except StopIteration:
-                self._answer.end()
+                self._answers.end()
                 raise
             except grpc.RpcError as raised:
-                if self._answer.finished:
+                if self._answers.finished:
                     raise StopIteration from None
-                self._retry(_error(raised, self.request_id), raised)
+                self._retry(_error(raised, self._settings, self.request_id), raised)
             else:
                 if chunk is not None:
                     return chunk
@@ -141,20 +156,21 @@ class Stream:
         self.cancel()
 
     def _open(self) -> Any:
-        remaining = self._course.remaining(time.monotonic())
-        return self._method(self._prepared.request, timeout=remaining, metadata=self._prepared.metadata)
+        opening = self._exchange.open(time.monotonic())
+        return self._method(opening.request, timeout=opening.timeout, metadata=opening.metadata)
 
     def _retry(self, error: APIError, cause: Exception) -> None:
         """Waits and opens the call anew, or raises `error`."""
-        delay = self._course.delay_after(error, self._answer.begun, time.monotonic(), random.random())
+        delay = self._exchange.delay_after(error, time.monotonic(), random.random())
         if delay is None:
             raise error from cause
         if self._cancelled.wait(delay):
-            raise RequestCancelledError("cancelled by the client") from cause
+            raise RequestCancelledError("cancelled by the client", request_id=self.request_id) from cause
         self._call = self._open()
         if self._cancelled.is_set():  # cancel() may have met the old call
             self._call.cancel()
 
 
-def _error(raised: Any, request_id: str = "") -> APIError:
-    return _core.error_of(raised.code().name, raised.details(), raised.trailing_metadata(), request_id)
+def _error(raised: Any, settings: _core.Settings, request_id: str = "") -> APIError:
+    trailing = raised.trailing_metadata()
+    return _core.error_of(raised.code().name, raised.details(), trailing, request_id, tls=settings.tls)

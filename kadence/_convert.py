@@ -17,6 +17,7 @@ from kadence.types import (
     Rule,
     SamplingOptions,
     Stats,
+    TokenLogprobs,
 )
 from kadence.v1 import inference_pb2, types_pb2
 
@@ -84,6 +85,19 @@ def stats(message: types_pb2.GenerationStats) -> Stats:
     )
 
 
+def logprobs(message: inference_pb2.Chunk) -> tuple[TokenLogprobs, ...]:
+    """One per token of the chunk, or none. Raises InternalError if they do not match the tokens."""
+    if not message.logprobs:
+        return ()
+    if len(message.logprobs) != len(message.token_ids):
+        counts = f"{len(message.logprobs)} log-probabilities for {len(message.token_ids)} tokens"
+        raise InternalError(f"the server sent {counts}")
+    return tuple(
+        TokenLogprobs(token, item.logprob, tuple(zip(item.top_token_ids, item.top_logprobs, strict=False)))
+        for token, item in zip(message.token_ids, message.logprobs, strict=True)
+    )
+
+
 def models(response: inference_pb2.ListModelsResponse) -> tuple[ModelInfo, ...]:
     """The served models as plain types."""
     return tuple(
@@ -116,6 +130,7 @@ def _replica(message: inference_pb2.ReplicaStatus) -> ReplicaStatus:
         state=message.state,
         serves=message.serves,
         metrics_address=message.metrics_address,
+        http_address=message.http_address,
         pid=message.pid,
         running=message.running,
         waiting=message.waiting,

@@ -24,17 +24,17 @@ def started(request_id: str = "r-1", seed: int = 7, prompt: Sequence[int] = (1, 
     return inference_pb2.GenerateResponse(started=message)
 
 
-def chunk(text: str, *token_ids: int) -> inference_pb2.GenerateResponse:
-    return inference_pb2.GenerateResponse(chunk=inference_pb2.Chunk(token_ids=token_ids, text=text))
+def chunk(text: str, *token_ids: int, index: int = 0) -> inference_pb2.GenerateResponse:
+    return inference_pb2.GenerateResponse(chunk=inference_pb2.Chunk(token_ids=token_ids, text=text, index=index))
 
 
 def finished(
-    reason: types_pb2.FinishReason = types_pb2.FINISH_REASON_STOP, text: str = "", stop_match: str = ""
+    reason: types_pb2.FinishReason = types_pb2.FINISH_REASON_STOP, text: str = "", stop_match: str = "", index: int = 0
 ) -> inference_pb2.GenerateResponse:
     stats = types_pb2.GenerationStats(
         steps=4, drafted=12, verified=10, accepted=6, committed=10, k_hist=[1, 0, 2, 1], cached_tokens=3
     )
-    message = inference_pb2.Finished(reason=reason, text=text, stop_match=stop_match, stats=stats)
+    message = inference_pb2.Finished(reason=reason, text=text, stop_match=stop_match, stats=stats, index=index)
     return inference_pb2.GenerateResponse(finished=message)
 
 

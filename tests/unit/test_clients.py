@@ -110,11 +110,11 @@ async def test_retries_before_the_first_message(opened: Open) -> None:
     assert result.text == "Hello you" and len(servicer.requests) == 3
 
 
-async def test_no_retry_after_the_first_message(opened: Open) -> None:
+async def test_without_resume_a_broken_stream_is_an_error(opened: Open) -> None:
     servicer = Servicer([[started("r-5"), UnavailableError("gone")], HELLO])
     async with serving(servicer) as address:
         with pytest.raises(UnavailableError, match="gone") as caught:
-            await wait(opened(address).generate, "Hi")
+            await wait(opened(address, retry=RetryConfig(resume_seconds=0)).generate, "Hi")
     assert caught.value.request_id == "r-5" and len(servicer.requests) == 1
 
 

@@ -10,7 +10,7 @@ import pytest
 
 import kadence
 from kadence import _convert, _core, _state, types
-from kadence._answer import Answer
+from kadence._core import Verdict
 from kadence.errors import (
     APIError,
     ConfigError,
@@ -20,9 +20,8 @@ from kadence.errors import (
     OverloadedError,
     UnavailableError,
 )
-from kadence.types import Chunk, GenerateOptions, RetryConfig, SamplingOptions, Stats
+from kadence.types import GenerateOptions, RetryConfig, SamplingOptions
 from kadence.v1 import inference_pb2, types_pb2
-from tests.support import scripted
 
 # A value other than the proto's zero for each sampling option.
 SAMPLING: dict[str, Any] = {
@@ -44,6 +43,8 @@ SAMPLING: dict[str, Any] = {
     "logit_bias": {3: -1.0},
     "allowed_token_ids": [1, 2],
     "bad_words": ["x"],
+    "n": 3,
+    "logprobs": 2,
     "priority": 2.0,
 }
 
@@ -78,10 +79,8 @@ def test_every_sampling_option_travels() -> None:
             assert sent == value and message.HasField(name)
 
 
-def test_what_the_response_cannot_carry_is_not_offered() -> None:
-    """Every field of the message is an option, except those whose results the answer has no room for yet."""
-    fields = set(types_pb2.SamplingOptions.DESCRIPTOR.fields_by_name)
-    assert fields - SamplingOptions.__annotations__.keys() == {"n", "logprobs"}
+def test_every_field_of_the_message_is_an_option() -> None:
+    assert set(types_pb2.SamplingOptions.DESCRIPTOR.fields_by_name) == SamplingOptions.__annotations__.keys()
 
 
 def test_absent_and_none_stay_absent() -> None:
@@ -205,58 +204,11 @@ def test_unknown_option_is_a_type_error() -> None:
         _convert.request("p", {"max_new_tokens": 3})
 
 
-def feed(*responses: inference_pb2.GenerateResponse) -> tuple[Answer, list[Chunk]]:
-    answer = Answer()
-    return answer, [found for response in responses if (found := answer.feed(response)) is not None]
-
-
-def test_an_answer_is_typed_and_complete() -> None:
-    answer, chunks = feed(*scripted.HELLO)  # type: ignore[arg-type]
-    assert chunks == [Chunk((10, 11), "Hel"), Chunk((12,), ""), Chunk((13,), "lo "), Chunk((), "you")]
-    result = answer.result
-    assert (result.text, result.token_ids, result.finish_reason) == ("Hello you", (10, 11, 12, 13), "stop")
-    assert (result.prompt_token_ids, result.seed, result.rule) == ((1, 2), 7, "match")
-    assert (result.request_id, result.model, result.attempt) == ("r-1", "tiny", 0)
-    assert result.stats == Stats(4, 12, 10, 6, 10, (1, 0, 2, 1), 3)
-    assert result.stats.acceptance_length == 2.5
-    assert Stats().acceptance_length == 0.0
-    answer.end()
-
-
-@pytest.mark.parametrize(
-    "responses",
-    [
-        (scripted.chunk("x", 1),),
-        (scripted.finished(),),
-        (scripted.started(), scripted.started()),
-        (scripted.started(), scripted.finished(), scripted.chunk("x", 1)),
-        (scripted.started(), scripted.finished(), scripted.finished()),
-        (scripted.started(), scripted.finished(types_pb2.FINISH_REASON_FAILED)),
-    ],
-)
-def test_a_broken_order_is_an_internal_error(responses: tuple[inference_pb2.GenerateResponse, ...]) -> None:
-    with pytest.raises(InternalError):
-        feed(*responses)
-
-
-def test_an_answer_without_an_end() -> None:
-    answer, _ = feed(scripted.started("r-9"))
-    with pytest.raises(RuntimeError):
-        _ = answer.result
-    with pytest.raises(InternalError) as caught:
-        answer.end()
-    assert caught.value.request_id == "r-9"
-
-
-def test_events_of_a_later_version_are_skipped() -> None:
-    assert feed(scripted.started(), inference_pb2.GenerateResponse())[1] == []
-
-
 def delays(
     errors: list[APIError], retry: RetryConfig, timeout: float = 100.0, chance: float = 0.5
 ) -> list[float | None]:
     course = _core.Course(timeout, retry, now=0.0)
-    return [course.delay_after(error, False, 0.0, chance) for error in errors]
+    return [course.delay_after(error, _core.verdict(error, False), 0.0, chance) for error in errors]
 
 
 def test_back_off_grows_to_a_limit_and_ends() -> None:
@@ -281,11 +233,9 @@ def test_only_what_may_pass_is_retried() -> None:
         assert delays([error], retry) == [None]
 
 
-def test_no_retry_once_begun_or_out_of_time() -> None:
-    course = _core.Course(10.0, RetryConfig(), now=100.0)
-    assert course.delay_after(UnavailableError("x"), True, 100.0, 0.5) is None
+def test_no_retry_out_of_time() -> None:
     course = _core.Course(10.0, RetryConfig(initial_delay=1.0), now=100.0)
-    assert course.delay_after(UnavailableError("x"), False, 109.5, 0.5) is None
+    assert course.delay_after(UnavailableError("x"), Verdict.RETRY, 109.5, 0.5) is None
     assert (course.remaining(104.0), course.remaining(111.0)) == (6.0, 0.0)
 
 
