@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from deploy import processes, ray_head, readiness
-from deploy.config import Plan, public_port
+from deploy.config import Plan, http_port, public_port
 from deploy.local import LocalPlacement
 from deploy.placement import Placement
 from kadence import _state
@@ -43,6 +43,7 @@ def up(plan: Plan, say: Say) -> dict[str, Any]:
         "cluster_id": uuid.uuid4().hex,
         "transport": plan.cluster.transport,
         "endpoint": "",
+        "http": "",
         "pids": {},
         "run_dir": str(run),
         "log_dir": str(run / "logs"),
@@ -67,7 +68,8 @@ def _start(plan: Plan, record: dict[str, Any], run: Path, say: Say) -> dict[str,
     model = plan.values["model.path"]
     say(f"model {model}")
     folder = resolve(model, allow_fetch=True).resolve()
-    plan = plan.with_values({"model.path": str(folder), "scheduler.port": public_port(plan)})
+    ports = {"scheduler.port": public_port(plan), "scheduler.http_port": http_port(plan)}
+    plan = plan.with_values({"model.path": str(folder), **ports})
     deadline = time.monotonic() + plan.cluster.start_seconds
     say(_STARTING[plan.cluster.transport])
     placement: Placement
@@ -80,8 +82,8 @@ def _start(plan: Plan, record: dict[str, Any], run: Path, say: Say) -> dict[str,
     try:
         endpoint = placement.start(deadline)
         note(endpoint=endpoint, pids=placement.pids())
-        readiness.wait(endpoint, plan.replicas, placement, deadline, say)
-        note(phase="running")
+        status = readiness.wait(endpoint, plan.replicas, placement, deadline, say)
+        note(phase="running", http=next((r.http_address for r in status.replicas if r.http_address), ""))
     finally:
         note(pids=placement.pids())
         placement.close()

@@ -62,6 +62,8 @@ def run_up(args: argparse.Namespace) -> int:
             print(error.log, file=sys.stderr)
         raise
     print(f"Serving at {record['endpoint']}. Try: kadence generate --chat --prompt 'Why is the sky blue?'")
+    if record["http"]:
+        print(f"OpenAI-compatible HTTP API at http://{record['http']}/v1")
     print(f"Logs: {record['log_dir'] or 'with Ray'}. Stop with: kadence down")
     return 0
 

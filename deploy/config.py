@@ -20,6 +20,7 @@ from services.verifier.config import VerifierConfig
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
 PUBLIC_PORT = 50051
+HTTP_PORT = 8000
 SERVICES: dict[str, type[Frozen]] = {"scheduler": SchedulerConfig, "verifier": VerifierConfig, "drafter": DrafterConfig}
 
 
@@ -101,16 +102,30 @@ def to_toml(values: Mapping[str, Any]) -> str:
 
 def public_port(plan: Plan) -> int:
     """The scheduler's port: the configured one, else 50051, else any that is free. Raises ConfigError."""
-    host, port = plan.scheduler.host, plan.scheduler.port
     if plan.cluster.host == "node":  # another machine's port; its service says if it is taken
-        return port or PUBLIC_PORT
+        return plan.scheduler.port or PUBLIC_PORT
+    return _chosen("port", plan.scheduler.host, plan.scheduler.port, PUBLIC_PORT)
+
+
+def http_port(plan: Plan) -> int:
+    """The HTTP API's port: the configured one, else 8000, else any that is free; -1 if it is off. Raises ConfigError.
+
+    On another machine nobody can look, and 8000 is often taken: there the service takes any that is free.
+    """
+    asked = plan.scheduler.http_port
+    if asked < 0 or plan.cluster.host == "node":
+        return asked
+    return _chosen("http_port", plan.scheduler.host, asked, HTTP_PORT)
+
+
+def _chosen(key: str, host: str, asked: int, wanted: int) -> int:
     addresses.free("[scheduler] host", host, 0)
-    if port:
-        addresses.free("[scheduler] port", host, port)
-        return port
+    if asked:
+        addresses.free(f"[scheduler] {key}", host, asked)
+        return asked
     try:
-        addresses.free("[scheduler] port", host, PUBLIC_PORT)
-        return PUBLIC_PORT
+        addresses.free(f"[scheduler] {key}", host, wanted)
+        return wanted
     except ConfigError:
         return free_port(host.strip("[]"))
 

@@ -1,4 +1,4 @@
-"""Runs a whole cluster in one process and one event loop; only clients come in over gRPC."""
+"""Runs a whole cluster in one process and one event loop; only clients come in over gRPC or HTTP."""
 
 from __future__ import annotations
 
@@ -28,6 +28,8 @@ class InprocCluster:
         self._name = name
         self.services: list[Service] = []
         self.endpoint = ""
+        self.http = ""
+        """Address of the HTTP API; empty if it is off."""
 
     async def __aenter__(self) -> InprocCluster:
         try:
@@ -45,7 +47,7 @@ class InprocCluster:
         scheduler = SchedulerService(self._plan.scheduler, inproc_name=f"{self._name}-scheduler")
         await scheduler.start()
         self.services.append(scheduler)
-        self.endpoint = scheduler.address
+        self.endpoint, self.http = scheduler.address, scheduler.http_address
         replicas: list[Any] = []
         for index in range(self._plan.replicas["drafter"]):
             config = load(DrafterConfig, None, "drafter", values | {"drafter.scheduler": self._inner("scheduler")})
@@ -88,7 +90,8 @@ async def _serve(plan: Plan) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     async with InprocCluster(plan) as cluster:
-        print(f"READY scheduler {cluster.endpoint} metrics={cluster.services[0].metrics_address}", flush=True)
+        metrics = cluster.services[0].metrics_address
+        print(f"READY scheduler {cluster.endpoint} metrics={metrics} http={cluster.http}", flush=True)
         await stop.wait()
 
 

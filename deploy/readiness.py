@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 
 from deploy.placement import Placement, StartError
-from kadence import Client
+from kadence import Client, ClusterStatus
 from kadence.errors import APIError
 from kadence.types import RetryConfig
 
@@ -16,28 +16,28 @@ _POLL_SECONDS = 0.2
 
 def wait(
     endpoint: str, wanted: Mapping[str, int], placement: Placement, deadline: float, say: Callable[[str], None]
-) -> None:
-    """Returns once `wanted` replicas of each kind are ready. Raises StartError if one fails or time is up."""
+) -> ClusterStatus:
+    """The status once `wanted` replicas of each kind are ready. Raises StartError if one fails or time is up."""
     told: dict[str, int] = {}
     ready: Counter[str] = Counter()
     with Client(endpoint, retry=RetryConfig(attempts=1)) as client:
         while time.monotonic() < deadline:
             placement.check()
-            ready = _ready(client)
+            status = _status(client)
+            ready = Counter(r.kind for r in status.replicas if r.state == "ready") if status is not None else Counter()
             for kind, number in wanted.items():
                 if number and ready[kind] != told.get(kind, 0):
                     told[kind] = ready[kind]
                     say(f"{kind}: {ready[kind]} of {number} ready")
-            if all(ready[kind] >= number for kind, number in wanted.items()):
-                return
+            if status is not None and all(ready[kind] >= number for kind, number in wanted.items()):
+                return status
             time.sleep(_POLL_SECONDS)
     missing = next(kind for kind, number in wanted.items() if ready[kind] < number)
     raise StartError(missing, f"{ready[missing]} of {wanted[missing]} ready in time", placement.log(missing))
 
 
-def _ready(client: Client) -> Counter[str]:
+def _status(client: Client) -> ClusterStatus | None:
     try:
-        status = client.status(timeout=2.0)
+        return client.status(timeout=2.0)
     except APIError:
-        return Counter()
-    return Counter(replica.kind for replica in status.replicas if replica.state == "ready")
+        return None

@@ -39,8 +39,9 @@ def serve(
 ) -> int:
     """The main function of a service process; returns its exit status.
 
-    Prints "READY <service> <address> metrics=<address>" to stdout once it serves. SIGTERM or SIGINT drains and
-    exits 0, a second one exits at once. What is wrong with the configuration or checkpoint is one line and status 2.
+    Prints "READY <service> <address> metrics=<address>" to stdout once it serves, and "http=<address>" behind it where
+    the service has such a one. SIGTERM or SIGINT drains and exits 0, a second one exits at once. What is wrong with
+    the configuration or checkpoint is one line and status 2.
     """
     arguments = _parser(section).parse_args(argv)
     try:
@@ -82,7 +83,8 @@ async def _run(factory: Callable[[Any], Service], section: str, settings: Servic
         await asyncio.gather(starting, return_exceptions=True)
         return 0
     address = starting.result()
-    print(f"READY {section} {address} metrics={service.metrics_address}", flush=True)
+    http = f" http={service.http_address}" if hasattr(service, "http_address") else ""
+    print(f"READY {section} {address} metrics={service.metrics_address}{http}", flush=True)
     await stopping
     await service.drain(settings.drain_seconds)
     return 0

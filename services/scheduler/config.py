@@ -30,6 +30,8 @@ class SchedulerConfig(ServiceConfig):
 
     model: ModelConfig
     policy: PolicyConfig = PolicyConfig()
+    http_port: int = Field(0, ge=-1, le=65535)
+    """Port of the OpenAI-compatible HTTP API, on the same host; 0 takes a free one, -1 switches it off."""
     max_queue: int = Field(256, ge=0, le=100_000)
     """Requests that may wait for a verifier; one more is refused with RESOURCE_EXHAUSTED."""
     max_in_flight: int = Field(256, ge=1, le=100_000)

@@ -53,6 +53,8 @@ class Replica:
     """Whether its Attach stream is open."""
     load: Load = field(default_factory=Load)
     lost_at: float = 0.0
+    http_address: str = ""
+    """The scheduler's only."""
 
     @property
     def id(self) -> str:

@@ -21,6 +21,10 @@ from services.scheduler.dispatch import Dispatcher
 from services.scheduler.fleet import Description, Fleet, Load, Replica
 from services.scheduler.gateway import InferenceServicer
 from services.scheduler.generation import Intake
+from services.scheduler.http.app import Api
+from services.scheduler.http.edge import Edge
+from services.scheduler.http.metrics import HttpMetrics
+from services.scheduler.http.server import HttpServer
 from services.scheduler.metrics import SchedulerMetrics
 from services.scheduler.model_folder import ModelFolder
 from services.scheduler.prompts import Prompts
@@ -32,6 +36,10 @@ _SERVICES = (
     (inference_pb2_grpc.add_InferenceServiceServicer_to_server, "kadence.v1.InferenceService"),
     (control_pb2_grpc.add_ControlServiceServicer_to_server, "kadence.internal.ControlService"),
 )
+_LINGER_SECONDS = 30.0
+"""How long a client may go on reading an answer whose request's time is up."""
+_MORE_HTTP_REQUESTS = 64
+"""Beyond those that may run or wait, so that it is admission that refuses."""
 
 
 class SchedulerService:
@@ -50,13 +58,17 @@ class SchedulerService:
         self._fleet = Fleet(self._model, self._folder.vocab_size)
         self._inproc = InprocServer(inproc_name) if inproc_name else None
         self._metrics = Metrics("scheduler", {"model_name": self._model})
+        self._http: HttpServer | None = None
         self._draining = False
         self.address = ""
+        self.http_address = ""
         self.metrics_address = ""
 
     async def start(self) -> str:
         """Serves; returns the public address. Raises ConfigError if a port is taken."""
         config, metrics = self._config, SchedulerMetrics(self._metrics.registry)
+        if config.http_port >= 0:
+            self._http = HttpServer(config.host, config.advertise, config.http_port)
         self._prompts = Prompts(self._tokenizer, self._folder.eos_token_ids, self._limits)
         self._dispatcher = Dispatcher(
             metrics,
@@ -88,6 +100,9 @@ class SchedulerService:
         self.address = await self._server.start()
         if self._inproc is not None:
             await self._inproc.start()
+        if self._http is not None:
+            await self._http.start(self._http_app())
+            self.http_address = self._http.address
         return self.address
 
     async def drain(self, grace: float) -> None:
@@ -100,13 +115,27 @@ class SchedulerService:
             await self._control.close()
             servers = [server for server in (self._server, self._inproc) if server is not None]
             # What is left is to flush the last messages of calls that have ended.
-            await asyncio.gather(*(server.drain(1.0) for server in servers))
+            stops = [server.drain(1.0) for server in servers]
+            await asyncio.gather(*stops, *([self._http.stop()] if self._http is not None else []))
             self._prompts.close()
         self._metrics.close()
 
     async def health(self) -> bool:
         """Whether it serves; that this is answered at all shows that its loop turns."""
         return bool(self.address) and not self._draining
+
+    def _http_app(self) -> Edge:
+        config = self._config
+        api = Api(
+            self._intake,
+            self._tokenizer,
+            self._fleet.drafter_kind,
+            lambda: not self._draining,
+            created=int(time.time()),
+            longest=config.default_timeout_seconds + _LINGER_SECONDS,
+        )
+        most = config.max_queue + config.max_in_flight + _MORE_HTTP_REQUESTS
+        return Edge(api.app(), HttpMetrics(self._metrics.registry), most)
 
     def _limits(self) -> Limits:
         folder = self._folder
@@ -126,6 +155,7 @@ class SchedulerService:
             Description("scheduler", self._id, model=self._model),
             address=self.address,
             metrics_address=self.metrics_address,
+            http_address=self.http_address,
             pid=os.getpid(),
             state="draining" if self._draining else "ready",
             load=Load(running=self._dispatcher.running, waiting=self._dispatcher.queued),

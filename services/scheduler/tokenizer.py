@@ -11,6 +11,7 @@ from kadence.errors import CheckpointError, InvalidRequestError
 from services.scheduler.chat_template import ChatTemplate
 from services.scheduler.detokenizer import Detokenizer
 from services.scheduler.model_folder import ModelFolder
+from services.scheduler.token_bytes import TokenBytes
 
 # A context of a million tokens would allow prompts that nobody means to send.
 _MAX_PROMPT_BYTES = 8 * 1024 * 1024
@@ -29,6 +30,7 @@ class Tokenizer:
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self._longest = max((len(token.encode()) for token in self._tokenizer.get_vocab()), default=1)
+        self._bytes = TokenBytes(self._tokenizer)
         template = folder.chat_template
         self._template = ChatTemplate(template, folder.special_tokens, str(folder.path)) if template else None
 
@@ -45,6 +47,10 @@ class Tokenizer:
         """Ids of plain text, with the leading token the tokenizer itself adds, if any. Releases the GIL."""
         return self._tokenizer.encode_batch_fast([text])[0].ids
 
+    def encode_words(self, words: Sequence[str]) -> list[list[int]]:
+        """Ids of each text alone, without any leading token. Releases the GIL."""
+        return [encoding.ids for encoding in self._tokenizer.encode_batch_fast(list(words), add_special_tokens=False)]
+
     def encode_chat(self, messages: Sequence[tuple[str, str]]) -> list[int]:
         """Ids of the rendered conversation. Raises InvalidRequestError if the template is missing or refuses it."""
         if self._template is None:
@@ -59,6 +65,14 @@ class Tokenizer:
     def token_text(self, token_id: int) -> str:
         """Text of one token, also of a special one."""
         return self._tokenizer.decode([token_id], skip_special_tokens=False)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Exact bytes of one token, which may be a part of a character; of a special token those of its name."""
+        return self._bytes(token_id)
+
+    def is_special(self, token_id: int) -> bool:
+        """Whether `decode` leaves it out."""
+        return self._bytes.special(token_id)
 
     def detokenizer(self) -> Detokenizer:
         """A new one, for one answer."""

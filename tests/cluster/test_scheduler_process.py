@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -27,26 +28,29 @@ def start(*settings: str) -> subprocess.Popen[str]:
 
 
 @pytest.fixture
-def ready(tokenizer_folder: Path) -> Iterator[tuple[subprocess.Popen[str], str, str]]:
-    """(process, address, metrics address)."""
+def ready(tokenizer_folder: Path) -> Iterator[tuple[subprocess.Popen[str], str, str, str]]:
+    """(process, address, metrics address, HTTP address)."""
     process = start(f"model.path={tokenizer_folder}", "model.name=mini", "policy.name=off")
     assert process.stdout is not None
     try:
         line = process.stdout.readline()
         assert line.startswith("READY scheduler "), process.communicate(timeout=10)
-        _, _, address, metrics = line.split()
-        yield process, address, metrics.removeprefix("metrics=")
+        _, _, address, metrics, http = line.split()
+        yield process, address, metrics.removeprefix("metrics="), http.removeprefix("http=")
     finally:
         process.kill()
         process.communicate(timeout=10)
 
 
-def test_serves_and_stops(ready: tuple[subprocess.Popen[str], str, str]) -> None:
-    process, address, metrics = ready
+def test_serves_and_stops(ready: tuple[subprocess.Popen[str], str, str, str]) -> None:
+    process, address, metrics, http = ready
     with Client(address) as client:
         status = client.status()
         assert status.policy == "off" and status.replicas[0].pid == process.pid
         assert [model.name for model in client.models()] == ["mini"]
+        assert status.replicas[0].http_address == http
+    with urllib.request.urlopen(f"http://{http}/health", timeout=5) as response:
+        assert json.load(response) == {"status": "ok"}
     with urllib.request.urlopen(f"http://{metrics}/metrics", timeout=5) as response:
         page = response.read().decode()
     for name in ("num_requests_running", "num_requests_waiting", "policy_epoch", "time_to_first_token_seconds_count"):
@@ -74,6 +78,7 @@ def test_why_it_cannot_start(tokenizer_folder: Path, tmp_path: Path) -> None:
         port = server.getsockname()[1]
         cases = {
             (model, f"scheduler.port={port}"): [f"127.0.0.1:{port} is in use"],
+            (model, f"scheduler.http_port={port}"): ["http_port", f"127.0.0.1:{port} is in use"],
             (f"model.path={tmp_path / 'nowhere'}",): ["nowhere", "no such folder"],
             (f"model.path={damaged}",): ["damaged", "tokenizer.json", "cannot be read"],
             (model, "scheduler.max_quue=3"): ["unknown key max_quue", "max_queue"],

@@ -91,8 +91,8 @@ def ask(prompt: str | None = "hello", *, ids: list[int] | None = None, **fields:
 @asynccontextmanager
 async def scheduler(folder: Path, transport: str = "grpc", **overrides: Any) -> AsyncIterator[Cluster]:
     """A scheduler for the tiny tokenizer with short patience; replicas may attach by `transport`."""
-    # Without a metrics port, whose server takes half a second to stop.
-    settings: dict[str, Any] = {"attach_wait_seconds": 0.5, "metrics_port": -1, **overrides}
+    # Without the metrics and HTTP ports, whose servers take a part of a second to stop.
+    settings: dict[str, Any] = {"attach_wait_seconds": 0.5, "metrics_port": -1, "http_port": -1, **overrides}
     config = SchedulerConfig(
         model={"path": str(folder)}, policy=PolicyConfig(name=settings.pop("policy", "fixed:7")), **settings
     )
