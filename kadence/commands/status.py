@@ -10,7 +10,19 @@ from typing import Any
 
 from kadence import Client, ClusterStatus, ReplicaStatus
 
-_HEADER = ("KIND", "STATE", "ADDRESS", "SERVES", "RUNNING", "WAITING", "KV PAGES", "ACCEPTANCE", "PID", "METRICS")
+_HEADER = (
+    "KIND",
+    "STATE",
+    "ADDRESS",
+    "SERVES",
+    "RUNNING",
+    "WAITING",
+    "KV PAGES",
+    "ACCEPTANCE",
+    "PID",
+    "METRICS",
+    "HTTP",
+)
 
 
 def register(subparsers: Any) -> None:
@@ -55,6 +67,7 @@ def _row(replica: ReplicaStatus) -> tuple[str, ...]:
         acceptance,
         str(replica.pid) if replica.pid else "-",
         replica.metrics_address or "-",
+        replica.http_address or "-",
     )
 
 
