@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from kadence.errors import CheckpointError
-
-FAMILIES = ("llama",)
+from services.model.families import FAMILIES, Family
+from services.model.rope_parameters import RopeParameters, context_length, read_rope
 
 
 @dataclass(frozen=True)
 class Arch:
-    """Sizes and constants of a Llama-family decoder, in the names of its config.json."""
+    """Sizes and constants of a dense decoder, in the names of its config.json."""
 
     family: str
     hidden_size: int
@@ -25,11 +25,16 @@ class Arch:
     head_dim: int
     vocab_size: int
     max_position: int
-    rope_theta: float
+    """Positions the model can use, what its rope scaling adds included."""
+    rope: RopeParameters
     rms_norm_eps: float
     tied_head: bool
-    eos_ids: tuple[int, ...]
     config_dtype: str
+    qkv_bias: bool = False
+    out_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: bool = False
+    """Whether each head's query and key are normalised before they are rotated."""
 
     @property
     def group(self) -> int:
@@ -53,27 +58,25 @@ def read_arch(folder: Path) -> Arch:
             raise CheckpointError(f"{path}: {key} is {value!r}, expected a positive integer")
         return value
 
-    family = config.get("model_type")
-    if family not in FAMILIES:
-        raise CheckpointError(f"{path}: model_type is {family!r}, supported are {', '.join(FAMILIES)}")
-    for key in ("attention_bias", "mlp_bias"):
-        if config.get(key):
-            raise CheckpointError(f"{path}: {key} is true, which is not supported yet")
-    if config.get("hidden_act", "silu") != "silu":
-        raise CheckpointError(f"{path}: hidden_act is {config['hidden_act']!r}, supported is 'silu'")
+    name = config.get("model_type")
+    if not isinstance(name, str) or name not in FAMILIES:
+        raise CheckpointError(f"{path}: model_type is {name!r}, supported are {', '.join(FAMILIES)}")
+    family = FAMILIES[name]
+    _refuse(config, path)
     heads = need("num_attention_heads")
     hidden = need("hidden_size")
-    kv_heads = need("num_key_value_heads", heads)
-    if heads % kv_heads or (config.get("head_dim") is None and hidden % heads):
+    kv_heads = need("num_key_value_heads", family.num_kv_heads or heads)
+    if heads % kv_heads or (config.get("head_dim") is None and hidden % heads and not family.head_dim):
         raise CheckpointError(
             f"{path}: num_attention_heads {heads} does not divide into num_key_value_heads {kv_heads} "
             f"and hidden_size {hidden}"
         )
-    head_dim = need("head_dim", hidden // heads)
+    head_dim = need("head_dim", family.head_dim or hidden // heads)
     if head_dim % 2:
         raise CheckpointError(f"{path}: head_dim is {head_dim}, expected an even number")
+    rope = read_rope(config, path)
     return Arch(
-        family=family,
+        family=name,
         hidden_size=hidden,
         intermediate_size=need("intermediate_size"),
         num_layers=need("num_hidden_layers"),
@@ -81,12 +84,12 @@ def read_arch(folder: Path) -> Arch:
         num_kv_heads=kv_heads,
         head_dim=head_dim,
         vocab_size=need("vocab_size"),
-        max_position=need("max_position_embeddings"),
-        rope_theta=_rope_theta(config, path),
+        max_position=context_length(rope, need("max_position_embeddings")),
+        rope=rope,
         rms_norm_eps=_positive(config.get("rms_norm_eps", 1e-6), "rms_norm_eps", path),
         tied_head=bool(config.get("tie_word_embeddings", False)),
-        eos_ids=_eos_ids(folder, config),
         config_dtype=str(config.get("dtype") or config.get("torch_dtype") or "float32"),
+        **_biases(family, config),
     )
 
 
@@ -109,25 +112,27 @@ def _positive(value: Any, key: str, path: Path) -> float:
     return float(value)
 
 
-def _rope_theta(config: dict[str, Any], path: Path) -> float:
-    """theta of plain rotary embedding, in either of the spellings transformers has used."""
-    key = "rope_parameters" if config.get("rope_parameters") else "rope_scaling"
-    rope = config.get(key) or {}
-    if not isinstance(rope, dict):
-        raise CheckpointError(f"{path}: {key} is {rope!r}, expected an object")
-    kind = rope.get("rope_type", rope.get("type", "default"))
-    if kind != "default":
-        raise CheckpointError(f"{path}: rope type {kind!r} is not supported yet, supported is 'default'")
-    return _positive(rope.get("rope_theta") or config.get("rope_theta") or 10000.0, "rope_theta", path)
+def _refuse(config: dict[str, Any], path: Path) -> None:
+    """Raises CheckpointError for what would be computed wrongly."""
+    if config.get("hidden_act", "silu") != "silu":
+        raise CheckpointError(f"{path}: hidden_act is {config['hidden_act']!r}, supported is 'silu'")
+    if config.get("use_sliding_window"):
+        raise CheckpointError(f"{path}: use_sliding_window is {config['use_sliding_window']!r}, supported is false")
+    kinds = config.get("layer_types") or []
+    odd = next((kind for kind in (kinds if isinstance(kinds, list) else [kinds]) if kind != "full_attention"), None)
+    if odd is not None:
+        raise CheckpointError(f"{path}: layer_types has {odd!r}, supported is 'full_attention'")
+    if quantized := config.get("quantization_config"):
+        method = quantized.get("quant_method") if isinstance(quantized, dict) else quantized
+        raise CheckpointError(f"{path}: quantization_config is of method {method!r}, supported are plain weights")
 
 
-def _eos_ids(folder: Path, config: dict[str, Any]) -> tuple[int, ...]:
-    """All ids that end an answer: the generation config's, else the model config's."""
-    path, value = folder / "config.json", config.get("eos_token_id")
-    generation = folder / "generation_config.json"
-    if generation.exists() and (its := read_json(generation).get("eos_token_id")) is not None:
-        path, value = generation, its
-    ids = value if isinstance(value, list) else [] if value is None else [value]
-    if not all(isinstance(i, int) for i in ids):
-        raise CheckpointError(f"{path}: eos_token_id is {value!r}, expected ids")
-    return tuple(ids)
+def _biases(family: Family, config: dict[str, Any]) -> dict[str, bool]:
+    """Which projections have a bias, and whether heads are normalised, as fields of Arch."""
+    attention = family.attention_bias and bool(config.get("attention_bias"))
+    return {
+        "qkv_bias": family.qkv_bias or attention,
+        "out_bias": attention,
+        "mlp_bias": family.mlp_bias and bool(config.get("mlp_bias")),
+        "qk_norm": family.qk_norm,
+    }

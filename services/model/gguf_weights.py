@@ -65,6 +65,9 @@ def config(file: GGUFFile) -> dict[str, Any]:
     """The config.json of the model. Raises CheckpointError naming a missing key."""
     hidden, heads = file.get("llama.embedding_length"), file.get("llama.attention.head_count")
     eos = file.get("tokenizer.ggml.eos_token_id")
+    scaling = file.metadata.get("llama.rope.scaling.type", "none")
+    if scaling != "none":
+        raise CheckpointError(f"{file.path}: llama.rope.scaling.type is {scaling!r}, only 'none' can be converted")
     return {
         "architectures": ["LlamaForCausalLM"],
         "attention_bias": False,

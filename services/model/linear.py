@@ -1,4 +1,4 @@
-"""A bias-free linear layer whose weight is laid out once for the device it runs on."""
+"""A linear layer whose weight is laid out once for the device it runs on."""
 
 from __future__ import annotations
 
@@ -24,13 +24,15 @@ def padded(rows: int) -> int:
 
 
 class Linear:
-    """y = x W^T, optionally added to a residual.
+    """y = x W^T + b, optionally added to a residual.
 
     On a CPU in bfloat16 the weight is kept in oneDNN's blocked layout: a plain `F.linear` re-orders it on every call,
     which costs as much as the product itself for decode shapes.
     """
 
-    def __init__(self, weight: Tensor) -> None:
+    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+        """weight [out, in], bias [out]."""
+        self.bias = bias
         self.out_features, self.in_features = weight.shape
         self.packed = (
             weight.device.type == "cpu" and weight.dtype == torch.bfloat16 and torch.backends.mkldnn.is_available()
@@ -40,11 +42,11 @@ class Linear:
     def __call__(self, x: Tensor) -> Tensor:
         """x [n, in] -> [n, out]."""
         if self.packed:
-            return torch.ops.mkldnn._linear_pointwise(x, self.weight, None, "none", [], "")
-        return F.linear(x, self.weight)
+            return torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
+        return F.linear(x, self.weight, self.bias)
 
     def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
-        """residual [n, out] + x [n, in] W^T -> [n, out]."""
+        """residual [n, out] + x [n, in] W^T + b -> [n, out]."""
         if self.packed:
-            return torch.ops.mkldnn._linear_pointwise.binary(x, residual, self.weight, None, "add")
-        return residual + F.linear(x, self.weight)
+            return torch.ops.mkldnn._linear_pointwise.binary(x, residual, self.weight, self.bias, "add")
+        return residual + F.linear(x, self.weight, self.bias)

@@ -11,8 +11,9 @@ class RMSNorm:
     """x / sqrt(mean(x^2) + eps) * weight over the last dimension, computed in float32 (Zhang & Sennrich 2019)."""
 
     def __init__(self, weight: Tensor, eps: float) -> None:
+        """weight [size], or [heads, size] for heads that are normalised each on its own."""
         self._weight, self._eps = weight, eps
-        size = weight.numel()
+        size = weight.shape[-1]
         # sqrt(mean(x^2) + eps) = hypot(|x|, sqrt(size * eps)) / sqrt(size): one fused norm and one small operation.
         self._scaled = weight.float() * size**0.5
         self._floor = torch.tensor((size * eps) ** 0.5, device=weight.device)
@@ -20,7 +21,10 @@ class RMSNorm:
     def __call__(self, x: Tensor) -> Tensor:
         """x [..., size] -> the same shape and dtype."""
         if x.device.type != "cpu":
-            return F.rms_norm(x, self._weight.shape, self._weight, self._eps)
+            shape, weight = self._weight.shape[-1:], self._weight
+            if weight.dim() == 1:
+                return F.rms_norm(x, shape, weight, self._eps)
+            return F.rms_norm(x, shape, None, self._eps) * weight
         wide = x.float()
         length = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
         out = wide.div(torch.hypot(length, self._floor)).mul_(self._scaled)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from kadence.errors import CheckpointError
+from services.model.rope_parameters import context_length, read_rope
 from services.scheduler.generation_defaults import GenerationDefaults
 
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
@@ -37,7 +38,7 @@ class ModelFolder:
         return cls(
             path=path,
             vocab_size=_positive(config, "vocab_size", path),
-            max_model_len=_positive(config, "max_position_embeddings", path),
+            max_model_len=_context(config, path),
             eos_token_ids=tuple(
                 sorted({*_ids(config, "config.json", path), *_ids(generation, "generation_config.json", path)})
             ),
@@ -66,6 +67,11 @@ def _positive(config: dict[str, Any], key: str, path: Path) -> int:
     if not isinstance(value, int) or value < 1:
         raise CheckpointError(f"{path / 'config.json'}: {key} is {value!r}; a positive integer is needed")
     return value
+
+
+def _context(config: dict[str, Any], path: Path) -> int:
+    positions = _positive(config, "max_position_embeddings", path)
+    return context_length(read_rope(config, path / "config.json"), positions)
 
 
 def _ids(config: dict[str, Any], name: str, path: Path) -> list[int]:

@@ -1,4 +1,4 @@
-"""The target model: loads a Llama-family folder and runs one ragged batch through it."""
+"""The target model: loads a folder of one of the supported families and runs one ragged batch through it."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ class Layer:
 
     input_norm: RMSNorm
     qkv: Linear  # h -> (Hq + 2 Hkv) * d
+    qk_norm: RMSNorm | None  # over d of each of Hq + Hkv heads
     out: Linear  # Hq * d -> h
     post_norm: RMSNorm
     gate_up: Linear  # h -> 2 * I
@@ -61,7 +62,7 @@ class Target:
 
     def prepare(self, max_position: int) -> None:
         """Readies positions [0, max_position); before the first `forward`."""
-        self._rope = Rope(self.arch.head_dim, self.arch.rope_theta, max_position, self.dtype)
+        self._rope = Rope(self.arch.head_dim, self.arch.rope, max_position, self.dtype)
 
     @torch.inference_mode()
     def warm(self, max_rows: int) -> None:
@@ -96,7 +97,8 @@ class Target:
         rotated = a.num_heads + a.num_kv_heads
         for layer, cache in zip(self._layers, caches, strict=True):
             qkv = layer.qkv(layer.input_norm(x)).view(x.shape[0], rotated + a.num_kv_heads, a.head_dim)
-            qk = rotate(qkv[:, :rotated], cos, sin)
+            qk = qkv[:, :rotated]
+            qk = rotate(qk if layer.qk_norm is None else layer.qk_norm(qk), cos, sin)
             kv = torch.cat([qk[:, a.num_heads :], qkv[:, rotated:]], dim=1)  # [n, 2 Hkv, d]
             cache.view(-1, a.head_dim).index_copy_(0, batch.slots, kv[:n].view(-1, a.head_dim))
             q = qk[:n, : a.num_heads]
@@ -127,18 +129,28 @@ def resolve_dtype(name: str) -> torch.dtype:
 def _load_layer(checkpoint: Checkpoint, a: Arch, prefix: str, dtype: torch.dtype) -> Layer:
     h, q, kv, i = a.hidden_size, a.num_heads * a.head_dim, a.num_kv_heads * a.head_dim, a.intermediate_size
 
-    def take(name: str, *shape: int) -> Tensor:
-        return checkpoint.take(f"{prefix}{name}.weight", shape, dtype)
+    def norm(name: str) -> RMSNorm:
+        return RMSNorm(checkpoint.take(f"{prefix}{name}.weight", (h,), dtype), a.rms_norm_eps)
+
+    def linear(in_features: int, bias: bool, parts: dict[str, int]) -> Linear:
+        """The projections of one input, `parts` with their output sizes, as one."""
+        sizes = {f"{prefix}{name}_proj": size for name, size in parts.items()}
+        weights = [checkpoint.take(f"{name}.weight", (size, in_features), dtype) for name, size in sizes.items()]
+        biases = [checkpoint.take(f"{name}.bias", (size,), dtype) for name, size in sizes.items() if bias]
+        return Linear(torch.cat(weights), torch.cat(biases) if biases else None)
 
     return Layer(
-        input_norm=RMSNorm(take("input_layernorm", h), a.rms_norm_eps),
-        qkv=Linear(
-            torch.cat(
-                [take("self_attn.q_proj", q, h), take("self_attn.k_proj", kv, h), take("self_attn.v_proj", kv, h)]
-            )
-        ),
-        out=Linear(take("self_attn.o_proj", h, q)),
-        post_norm=RMSNorm(take("post_attention_layernorm", h), a.rms_norm_eps),
-        gate_up=Linear(torch.cat([take("mlp.gate_proj", i, h), take("mlp.up_proj", i, h)])),
-        down=Linear(take("mlp.down_proj", h, i)),
+        input_norm=norm("input_layernorm"),
+        qkv=linear(h, a.qkv_bias, {"self_attn.q": q, "self_attn.k": kv, "self_attn.v": kv}),
+        qk_norm=_load_qk_norm(checkpoint, a, prefix, dtype) if a.qk_norm else None,
+        out=linear(q, a.out_bias, {"self_attn.o": h}),
+        post_norm=norm("post_attention_layernorm"),
+        gate_up=linear(h, a.mlp_bias, {"mlp.gate": i, "mlp.up": i}),
+        down=linear(i, a.mlp_bias, {"mlp.down": h}),
     )
+
+
+def _load_qk_norm(checkpoint: Checkpoint, a: Arch, prefix: str, dtype: torch.dtype) -> RMSNorm:
+    """The norms of queries and keys as one over all heads, [Hq + Hkv, d]."""
+    q, k = (checkpoint.take(f"{prefix}self_attn.{name}_norm.weight", (a.head_dim,), dtype) for name in "qk")
+    return RMSNorm(torch.cat([q.expand(a.num_heads, -1), k.expand(a.num_kv_heads, -1)]), a.rms_norm_eps)

@@ -140,7 +140,17 @@ needs_native = pytest.mark.skipif(
 @needs_native
 @pytest.mark.parametrize("mix", MIXES)
 @pytest.mark.parametrize(
-    ("page_size", "heads", "kv_heads", "head_dim"), [(16, 9, 3, 64), (32, 4, 4, 32), (48, 8, 1, 128)]
+    ("page_size", "heads", "kv_heads", "head_dim"),
+    # Default model; odd pages; then the head sizes and sharing of Qwen2 0.5B, Qwen3, Phi-like 96 and wide 256.
+    [
+        (16, 9, 3, 64),
+        (32, 4, 4, 32),
+        (48, 8, 1, 128),
+        (16, 14, 2, 64),
+        (16, 16, 8, 128),
+        (16, 4, 2, 96),
+        (16, 2, 1, 256),
+    ],
 )
 def test_native(mix: str, page_size: int, heads: int, kv_heads: int, head_dim: int) -> None:
     for seed in range(2):

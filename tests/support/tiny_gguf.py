@@ -26,6 +26,7 @@ class TinyModel:
     layers: int = 2
     architecture: str = "llama"
     split: str = "smollm"
+    rope_scaling: str = ""
     tied: bool = True
     tensors: dict[str, np.ndarray] = field(default_factory=dict)
     """By GGUF name, q and k not yet permuted."""
@@ -65,6 +66,8 @@ class TinyModel:
         writer.add_layer_norm_rms_eps(1e-5)
         writer.add_rope_freq_base(100000.0)
         writer.add_rope_dimension_count(self.hidden // self.heads)
+        if self.rope_scaling:
+            writer.add_rope_scaling_type(gguf.RopeScalingType(self.rope_scaling))
         writer.add_vocab_size(len(TOKENS))
         writer.add_tokenizer_model("gpt2")
         writer.add_tokenizer_pre(self.split)

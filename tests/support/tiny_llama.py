@@ -1,4 +1,4 @@
-"""Tiny random Llama checkpoints written by transformers, and what transformers itself makes of them: the reference."""
+"""Tiny random checkpoints written by transformers, and what transformers itself makes of them: the reference."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
 from tests.support import tiny_model
@@ -27,25 +27,31 @@ NEAR_TIE = 1e-4
 
 
 class TinyLlama:
-    """A folder, and the transformers model that wrote it in float32."""
+    """A folder, and the transformers model that wrote it in float32: a Llama, unless `model_type` says otherwise."""
 
-    def __init__(self, folder: Path, seed: int = 0, **config: Any) -> None:
-        """Writes the folder; `config` overrides SIZES. Weights are wide: logits differ, attention is sharp."""
+    def __init__(self, folder: Path, seed: int = 0, shard: str = "1GB", **config: Any) -> None:
+        """Writes the folder, in files of at most `shard`; `config` overrides SIZES.
+
+        Weights are wide: logits differ, attention is sharp.
+        """
         folder.mkdir(parents=True, exist_ok=True)
         tiny_model.write(folder)
         transformers_logging.disable_progress_bar()
         generator = torch.Generator().manual_seed(seed)
-        model = LlamaForCausalLM(LlamaConfig(**{**SIZES, **config})).eval()
+        settings = AutoConfig.for_model(**{"model_type": "llama", **SIZES, **config})
+        model = AutoModelForCausalLM.from_config(settings, dtype=torch.float32).eval()
         with torch.no_grad():
             for name, parameter in model.named_parameters():
-                if parameter.ndim == 1:
+                if name.endswith("bias"):
+                    parameter.copy_(0.3 * torch.randn(parameter.shape, generator=generator))
+                elif parameter.ndim == 1:
                     parameter.copy_(1 + 0.1 * torch.randn(parameter.shape, generator=generator))
                 else:
                     spread = 0.3 if "lm_head" in name else 0.1
                     parameter.copy_(spread * torch.randn(parameter.shape, generator=generator))
-        model.save_pretrained(folder)
+        model.save_pretrained(folder, max_shard_size=shard)
         self.folder, self.model = folder, model
-        self._wide: LlamaForCausalLM | None = None
+        self._wide: Any = None
 
     @torch.inference_mode()
     def logits(self, tokens: list[int]) -> torch.Tensor:
@@ -68,7 +74,7 @@ class TinyLlama:
     def gap(self, tokens: list[int], one: int, other: int) -> float:
         """How far apart in float64 the logits of two candidates for the token after `tokens` are."""
         if self._wide is None:
-            self._wide = LlamaForCausalLM.from_pretrained(self.folder, dtype=torch.float64).eval()
+            self._wide = AutoModelForCausalLM.from_pretrained(self.folder, dtype=torch.float64).eval()
         last = self._wide(torch.tensor([tokens])).logits[0, -1]
         return abs(float(last[one] - last[other]))
 

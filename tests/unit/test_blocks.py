@@ -1,4 +1,4 @@
-"""The decoder's blocks against transformers and float64: rotary embedding, norm, linear layers, the whole target."""
+"""The decoder's blocks against transformers and float64: norm, linear layers, the whole target."""
 
 from __future__ import annotations
 
@@ -7,38 +7,15 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import LlamaConfig
-from transformers.models.llama.modeling_llama import LlamaRMSNorm, LlamaRotaryEmbedding, apply_rotary_pos_emb
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from services.model.linear import Linear
 from services.model.norm import RMSNorm
-from services.model.rope import Rope, rotate
 from services.verifier.batch import Layout, Work, attention_for, plan
 from services.verifier.paged_kv import allocate_caches
 from services.verifier.target import Target, resolve_dtype
+from tests.support.prefill import prefill
 from tests.support.tiny_llama import TinyLlama
-
-
-@pytest.mark.parametrize(("head_dim", "theta"), [(16, 1e4), (64, 1e5), (128, 5e5)])
-def test_rope_is_that_of_transformers(head_dim: int, theta: float) -> None:
-    """Also far out, where one ulp of the frequency moves a cosine by 0.02."""
-    config = LlamaConfig(
-        hidden_size=2 * head_dim,
-        num_attention_heads=2,
-        rope_parameters={"rope_type": "default", "rope_theta": theta},
-    )
-    positions = torch.tensor([0, 1, 2, 100, 4095, 8191, 131071])
-    x = torch.randn(len(positions), 3, head_dim, generator=torch.Generator().manual_seed(0))
-    cos, sin = LlamaRotaryEmbedding(config)(x, positions[None])
-    wanted, _ = apply_rotary_pos_emb(x.transpose(0, 1)[None], x.transpose(0, 1)[None], cos, sin)
-    got = rotate(x, *Rope(head_dim, theta, 131072, torch.float32).rows(positions))
-    torch.testing.assert_close(got, wanted[0].transpose(0, 1), rtol=1e-6, atol=1e-6)
-
-
-def test_rotate_leaves_its_input_alone() -> None:
-    x = torch.ones(2, 1, 8)
-    rotate(x, *Rope(8, 1e4, 10, torch.float32).rows(torch.tensor([3, 4])))
-    assert torch.equal(x, torch.ones(2, 1, 8))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -57,33 +34,29 @@ def test_norm(dtype: torch.dtype) -> None:
     theirs = LlamaRMSNorm(48, 1e-5)
     theirs.weight.data = weight
     torch.testing.assert_close(got, theirs(x), rtol=2 * step, atol=1e-12)
+    # Heads with weights of their own, out of a wider tensor.
+    heads = torch.stack([weight, 2 * weight, -weight])
+    wide_x = torch.randn(5, 4, 48, generator=generator).to(dtype)
+    parts = [RMSNorm(heads[i], 1e-5)(wide_x[:, i].contiguous()) for i in range(3)]
+    assert torch.equal(RMSNorm(heads, 1e-5)(wide_x[:, :3]), torch.stack(parts, dim=1))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("rows", [1, 3, 64, 100])
-def test_linear(dtype: torch.dtype, rows: int) -> None:
+@pytest.mark.parametrize("biased", [False, True])
+def test_linear(dtype: torch.dtype, rows: int, biased: bool) -> None:
     generator = torch.Generator().manual_seed(2)
-    x, weight, residual = (
-        torch.randn(shape, generator=generator).to(dtype) for shape in ((rows, 40), (24, 40), (rows, 24))
+    x, weight, residual, bias = (
+        torch.randn(shape, generator=generator).to(dtype) for shape in ((rows, 40), (24, 40), (rows, 24), (24,))
     )
-    layer = Linear(weight)
+    layer = Linear(weight, bias if biased else None)
     assert (layer.in_features, layer.out_features) == (40, 24)
     before = residual.clone()
-    exact = x.double() @ weight.double().T
+    exact = x.double() @ weight.double().T + bias.double() * biased
     tolerance = {"rtol": 1e-5, "atol": 1e-5} if dtype == torch.float32 else {"rtol": 2.0**-7, "atol": 0.05}
     torch.testing.assert_close(layer(x).double(), exact, **tolerance)
     torch.testing.assert_close(layer.add_to(residual, x).double(), exact + residual.double(), **tolerance)
     assert torch.equal(residual, before) and layer(x).dtype == dtype
-
-
-def prefill(target: Target, tokens: list[int]) -> torch.Tensor:
-    """Logits of every position, in one step over pages in an odd order."""
-    target.prepare(len(tokens) + 1)
-    layout = Layout(num_pages=8, page_size=4, num_kv_heads=target.arch.num_kv_heads, dtype=target.dtype)
-    caches = allocate_caches(target.arch, 8, 4, target.dtype)
-    batch, order = plan([Work(tokens, 0, len(tokens), [5, 0, 7, 2, 1][: -(-len(tokens) // 4)])], layout)
-    assert order == [0]
-    return target.forward(batch, caches)
 
 
 SHAPES: dict[str, dict[str, Any]] = {

@@ -12,6 +12,8 @@ from safetensors.torch import load_file
 
 from kadence.errors import CheckpointError
 from services.model import gguf_folder, gguf_weights
+from services.scheduler.generation_defaults import GenerationDefaults
+from services.scheduler.model_folder import ModelFolder
 from tests.support.tiny_gguf import TinyModel
 
 
@@ -118,6 +120,15 @@ def test_configuration(tmp_path: Path) -> None:
     assert roles["bos_token"] == "<|im_start|>" and roles["eos_token"] == roles["pad_token"] == "<|im_end|>"
 
 
+def test_greedy_is_the_default(tmp_path: Path) -> None:
+    """For us as for transformers."""
+    from transformers import GenerationConfig
+
+    folder = convert(TinyModel(), tmp_path)
+    assert ModelFolder.read(folder).defaults == GenerationDefaults()
+    assert not GenerationConfig.from_pretrained(folder).do_sample
+
+
 def broken(change: str) -> TinyModel:
     model = TinyModel(architecture="gemma" if change == "architecture" else "llama")
     match change:
@@ -133,6 +144,8 @@ def broken(change: str) -> TinyModel:
             model.tensors["output_norm.weight"][3] = np.nan
         case "split":
             model.split = "qwen2"
+        case "rope":
+            model.rope_scaling = "yarn"
     return model
 
 
@@ -146,6 +159,7 @@ def broken(change: str) -> TinyModel:
         ("surplus", "blk.2.ffn_up.weight"),
         ("nan", "model.norm.weight holds NaN"),
         ("split", "qwen2"),
+        ("rope", "llama.rope.scaling.type is 'yarn', only 'none' can be converted"),
     ],
 )
 def test_wrong_files_name_what_is_wrong(change: str, named: str, tmp_path: Path) -> None:
