@@ -7,7 +7,8 @@ import json
 import sys
 from typing import Any
 
-from kadence import Client, ConfigError, GenerateResult, SamplingOptions, Stream
+from kadence import ConfigError, GenerateResult, SamplingOptions, Stream, TokenLogprobs
+from kadence.commands import connection
 
 
 class _Ids(argparse.Action):
@@ -39,7 +40,7 @@ _INT, _FLOAT = {"type": int, "metavar": "N"}, {"type": float, "metavar": "X"}
 _SAMPLING: dict[str, dict[str, Any]] = {
     "max_tokens": {**_INT, "help": "tokens to produce"},
     "min_tokens": {**_INT, "help": "no end before this many tokens"},
-    "temperature": {**_FLOAT, "help": "0 is greedy (default 0)"},
+    "temperature": {**_FLOAT, "help": "0 is greedy (default: the model's, else 0)"},
     "top_p": {**_FLOAT, "help": "nucleus mass in (0, 1]"},
     "top_k": {**_INT, "help": "keep the k likeliest tokens; 0 keeps all"},
     "min_p": {**_FLOAT, "help": "drop tokens below this share of the best one's probability"},
@@ -55,6 +56,8 @@ _SAMPLING: dict[str, dict[str, Any]] = {
     "logit_bias": {"action": _Bias, "metavar": "ID=X,...", "help": "added to the logits of these ids"},
     "allowed_token_ids": {"action": _Ids, "metavar": "IDS", "help": "only these ids may be produced, comma-separated"},
     "bad_words": {"action": "append", "metavar": "TEXT", "help": "never produce this text; may be repeated"},
+    "n": {**_INT, "help": "answers to the prompt, printed one after the other (default 1)"},
+    "logprobs": {**_INT, "help": "log-probabilities of each token and of the N likeliest ones (with --json)"},
     "priority": {**_FLOAT, "help": "weight of this request when rows are scarce"},
 }
 
@@ -72,7 +75,10 @@ def register(subparsers: Any) -> None:
     parser.add_argument("--chat", action="store_true", help="send --prompt as the user's message of a chat")
     parser.add_argument("--json", action="store_true", help="print one JSON object, when the answer is complete")
     parser.add_argument(
-        "--stream", action=argparse.BooleanOptionalAction, default=True, help="print text as it arrives (default)"
+        "--stream",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="print text as it arrives (default, for one answer)",
     )
     parser.add_argument("--stats", action="store_true", help="also print the statistics, on stderr")
     parser.add_argument("--model", default="", help="served model name (default: the only one)")
@@ -80,7 +86,7 @@ def register(subparsers: Any) -> None:
         "--request-id", default="", metavar="ID", help="shows in the logs (default: the server chooses)"
     )
     parser.add_argument("--timeout", type=float, metavar="S", help="seconds for the whole request (default 300)")
-    parser.add_argument("--endpoint", metavar="HOST:PORT", help="default: $KADENCE_ENDPOINT, or the local cluster")
+    connection.add_flags(parser)
     sampling = parser.add_argument_group("sampling (default: the server's)")
     for name, settings in _SAMPLING.items():
         sampling.add_argument(f"--{name.replace('_', '-')}", **settings)
@@ -91,7 +97,7 @@ def run(args: argparse.Namespace) -> int:
     """Sends the request that `args` describes. Raises KadenceError."""
     options = {name: value for name in _SAMPLING if (value := getattr(args, name)) is not None}
     prompt, messages = _conversation(args)
-    with Client(args.endpoint) as client:
+    with connection.connect(args) as client:
         stream = client.stream(
             prompt,
             messages=messages,
@@ -101,24 +107,31 @@ def run(args: argparse.Namespace) -> int:
             timeout=args.timeout,
             **_sampling(options),
         )
+        live = args.stream and not args.json and (args.n or 1) == 1
         with stream:
-            result = _show(stream, live=args.stream and not args.json)
+            result = _show(stream, live)
     if args.json:
-        print(json.dumps(as_json(result)))
-    elif not args.stream:
-        print(result.text)
+        print(json.dumps(as_json(result, stream.resumes)))
+    elif not live:
+        print(_texts(result))
     if args.stats:
-        print(_summary(result), file=sys.stderr)
+        print("\n".join(_summary(answer) for answer in _answers(result)), file=sys.stderr)
     return 0
 
 
-def as_json(result: GenerateResult) -> dict[str, Any]:
-    """The object that --json prints."""
+def as_json(result: GenerateResult, resumes: int = 0) -> dict[str, Any]:
+    """The object that --json prints: answer 0, and in `alternatives` the others."""
+    alternatives = [_answer_json(answer) for answer in result.alternatives]
+    return {**_answer_json(result), "alternatives": alternatives, "resumes": resumes}
+
+
+def _answer_json(result: GenerateResult) -> dict[str, Any]:
     stats = result.stats
     return {
         "text": result.text,
         "token_ids": list(result.token_ids),
         "finish_reason": result.finish_reason,
+        "logprobs": [_logprobs_json(item) for item in result.logprobs],
         "stats": {
             "steps": stats.steps,
             "drafted": stats.drafted,
@@ -126,8 +139,25 @@ def as_json(result: GenerateResult) -> dict[str, Any]:
             "accepted": stats.accepted,
             "acceptance_length": stats.acceptance_length,
             "k_hist": list(stats.k_hist),
+            "cached_tokens": stats.cached_tokens,
         },
     }
+
+
+def _logprobs_json(item: TokenLogprobs) -> dict[str, Any]:
+    top = [{"token_id": token, "logprob": value} for token, value in item.top]
+    return {"token_id": item.token_id, "logprob": item.logprob, "top": top}
+
+
+def _answers(result: GenerateResult) -> tuple[GenerateResult, ...]:
+    return (result, *result.alternatives)
+
+
+def _texts(result: GenerateResult) -> str:
+    """The text, or each answer's under a line with its number."""
+    if not result.alternatives:
+        return result.text
+    return "\n".join(f"--- answer {answer.index}\n{answer.text}" for answer in _answers(result))
 
 
 def _show(stream: Stream, live: bool) -> GenerateResult:

@@ -8,7 +8,8 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from kadence import Client, ClusterStatus, ReplicaStatus
+from kadence import ClusterStatus, ReplicaStatus
+from kadence.commands import connection
 
 _HEADER = (
     "KIND",
@@ -30,13 +31,13 @@ def register(subparsers: Any) -> None:
     parser = subparsers.add_parser("status", help="show the cluster's replicas, load and policy")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--timeout", type=float, metavar="S", help="seconds to wait for the answer (default 10)")
-    parser.add_argument("--endpoint", metavar="HOST:PORT", help="default: $KADENCE_ENDPOINT, or the local cluster")
+    connection.add_flags(parser)
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Asks once and prints. Raises KadenceError."""
-    with Client(args.endpoint) as client:
+    with connection.connect(args) as client:
         status = client.status(timeout=args.timeout)
     print(json.dumps(dataclasses.asdict(status)) if args.json else table(status))
     return 0

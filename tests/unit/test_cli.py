@@ -10,9 +10,12 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+import grpc
 import pytest
+import trustme
 
 from kadence import InvalidRequestError, NotFoundError, UnavailableError
+from kadence.testing import FakeGateway
 from tests.support.scripted import HELLO, Script, Servicer, chunk, finished, serving, started
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -83,6 +86,7 @@ async def test_json_is_one_object_of_exactly_these_keys(tmp_path: Path) -> None:
         "text": "Hello you",
         "token_ids": [10, 11, 12, 13],
         "finish_reason": "stop",
+        "logprobs": [],
         "stats": {
             "steps": 4,
             "drafted": 12,
@@ -90,7 +94,10 @@ async def test_json_is_one_object_of_exactly_these_keys(tmp_path: Path) -> None:
             "accepted": 6,
             "acceptance_length": 2.5,
             "k_hist": [1, 0, 2, 1],
+            "cached_tokens": 3,
         },
+        "alternatives": [],
+        "resumes": 0,
     }
 
 
@@ -101,7 +108,7 @@ async def test_every_flag_reaches_the_request(tmp_path: Path) -> None:
         "--stop a --stop b --stop-token-ids 4,5 --ignore-eos --rule ratio --max-draft-tokens 0 "
         "--repetition-penalty 1.5 --presence-penalty 0.5 --frequency-penalty -0.5 --logit-bias 3=-1,4=2 "
         "--allowed-token-ids 1,2 --bad-words x "
-        "--priority 2 --model tiny --request-id r-7 --timeout 20"
+        "--n 1 --logprobs 0 --priority 2 --model tiny --request-id r-7 --timeout 20"
     )
     async with serving(servicer) as address:
         ran = await run(tmp_path, "generate", "--prompt-token-ids", "1,2", "--endpoint", address, *flags.split())
@@ -115,7 +122,53 @@ async def test_every_flag_reaches_the_request(tmp_path: Path) -> None:
         {3: -1.0, 4: 2.0},
     )
     unset = {field.name for field in sampling.DESCRIPTOR.fields} - {field.name for field, _ in sampling.ListFields()}
-    assert unset == {"n", "logprobs"}
+    assert not unset
+
+
+async def test_several_answers_with_logprobs(tmp_path: Path) -> None:
+    with FakeGateway({"Hi": ("one", "two")}) as gateway:
+        flags = ("generate", "--prompt", "Hi", "--n", "2", "--endpoint", gateway.endpoint)
+        shown = await run(tmp_path, *flags, "--stats")
+        gateway.break_off(2)
+        parsed = await run(tmp_path, *flags, "--json", "--logprobs", "1")
+    assert (shown.code, shown.out) == (0, "--- answer 0\none\n--- answer 1\ntwo\n")
+    assert shown.err.count("3 tokens, stop") == 2
+    result = json.loads(parsed.out)
+    (other,) = result["alternatives"]
+    assert (result["text"], other["text"], result["resumes"]) == ("one", "two", 1)
+    assert other["token_ids"] == [*b"two"] and "alternatives" not in other
+    first = result["logprobs"][0]
+    assert (first["token_id"], first["top"]) == (ord("o"), [{"token_id": ord("o"), "logprob": first["logprob"]}])
+
+
+async def test_a_live_answer_is_resumed(tmp_path: Path) -> None:
+    with FakeGateway({"Hi": "é日🙂"}) as gateway:
+        gateway.break_off(1, 2, 2)
+        ran = await run(tmp_path, "generate", "--prompt", "Hi", "--endpoint", gateway.endpoint)
+    assert (ran.code, ran.out, ran.err) == (0, "é日🙂\n", "") and len(gateway.requests) == 4
+
+
+async def test_tls_and_token(tmp_path: Path) -> None:
+    authority = trustme.CA()
+    leaf, client = authority.issue_cert("kadence.example"), authority.issue_cert("me@kadence.example")
+    pair = (leaf.private_key_pem.bytes(), leaf.cert_chain_pems[0].bytes())
+    proof = grpc.ssl_server_credentials([pair], authority.cert_pem.bytes(), True)
+    authority.cert_pem.write_to_path(tmp_path / "ca.pem")
+    client.private_key_pem.write_to_path(tmp_path / "key.pem")
+    client.cert_chain_pems[0].write_to_path(tmp_path / "cert.pem")
+    flags = ("--tls-ca", tmp_path / "ca.pem", "--tls-cert", tmp_path / "cert.pem", "--tls-key", tmp_path / "key.pem")
+    with FakeGateway({"Hi": "Hello"}, credentials=proof) as gateway:
+        common = ("--endpoint", gateway.endpoint, "--tls-name", "kadence.example", *map(str, flags))
+        ran = await run(tmp_path, "generate", "--prompt", "Hi", *common, KADENCE_TOKEN="t-1")
+        status = await run(tmp_path, "status", *common)
+        distrusted = await run(tmp_path, "status", "--tls", "--endpoint", gateway.endpoint)
+    assert (ran.code, ran.out) == (0, "Hello\n"), ran.err
+    assert gateway.requests[0].metadata["authorization"] == "Bearer t-1"
+    assert status.code == 0, status.err
+    assert distrusted.code == 1 and "certificate is from no authority" in one_line(distrusted.err)
+    far = await run(tmp_path, "status", "--endpoint", "kadence.example:1", KADENCE_TOKEN="t-1")
+    assert far.code == 1 and one_line(far.err).startswith("kadence: KADENCE_TOKEN: would travel unencrypted")
+    assert "t-1" not in far.err
 
 
 async def test_conversations(tmp_path: Path) -> None:
