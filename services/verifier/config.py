@@ -15,10 +15,14 @@ class VerifierConfig(ServiceConfig):
     """Most requests running at once."""
     max_num_batched_tokens: int = Field(512, ge=16, le=65536)
     """Most rows of one step; bounds prefill chunks."""
+    max_prefill_tokens: int = Field(128, ge=1, le=65536)
+    """Most prompt rows of a step in which any request decodes; without decoders prompts take the whole step."""
     kv_tokens: int = Field(32768, ge=64)
     """Tokens of KV, over all requests."""
     page_size: int = Field(16, ge=1, le=256)
     """Tokens a page holds."""
+    prefix_caching: bool = True
+    """Whether KV of full pages is kept and reused by requests that begin with the same tokens."""
     max_model_len: int = Field(0, ge=0)
     """Longest prompt plus answer; 0 takes the model's, at most kv_tokens."""
     max_waiting: int = Field(1024, ge=1)

@@ -28,6 +28,8 @@ class Connection:
     replica_id: str
     max_sessions: int
     max_draft_tokens: int
+    rows: str = ""
+    """Fingerprint of the fc and hidden_norm behind the feature rows it wants; "" wants none, as n-gram drafters."""
 
 
 class DrafterLink:

@@ -46,6 +46,12 @@ class Drafting:
         self._misses = 0
         self.counters = DraftingCounters()
 
+    @property
+    def rows(self) -> str:
+        """Fingerprint of what makes the feature rows that the drafter reads; "" while there is none that reads any."""
+        connection = self._link.connection
+        return connection.rows if connection is not None else ""
+
     def ask(self, step: int, wants: list[tuple[Request, int]]) -> None:
         """Sends new tokens of, and a propose for, each (request, most tokens wanted)."""
         self._asked = {}

@@ -16,6 +16,7 @@ from services.verifier.acceptance import match
 from services.verifier.allocation import Policy
 from services.verifier.drafting import Drafting
 from services.verifier.inbox import Inbox
+from services.verifier.load import load_of
 from services.verifier.outcomes import EngineLoad, Pace, StepReport, Totals, Update, update_of
 from services.verifier.paged_kv import PagePool, allocate_caches
 from services.verifier.planning import Part, plan_step
@@ -42,6 +43,8 @@ class Limits:
     num_pages: int
     page_size: int
     draft_deadline_seconds: float
+    max_prefill_tokens: int = 128
+    prefix_caching: bool = True
 
 
 class Engine:
@@ -61,7 +64,7 @@ class Engine:
         self._caches = allocate_caches(target.arch, limits.num_pages, limits.page_size, target.dtype)
         self._kernel, self._layout = batch.attention_for(target, limits.num_pages, limits.page_size)
         self.attention = "native" if self._kernel else "torch"
-        self._roster = Roster(self._pool, limits.max_num_seqs)
+        self._roster = Roster(self._pool, limits.max_num_seqs, limits.prefix_caching)
         self._totals = Totals()
         self._pace = Pace()
         self._inbox: Inbox[list[Update]] = Inbox()
@@ -109,16 +112,7 @@ class Engine:
 
     def load(self) -> EngineLoad:
         """A snapshot, for the engine's thread: it walks the requests."""
-        return EngineLoad(
-            running=len(self._roster.running),
-            waiting=len(self._roster.waiting),
-            outstanding_tokens=self._roster.outstanding_tokens,
-            pages_used=self._pool.used,
-            pages_total=self._pool.num_pages,
-            step_seconds=self._pace.step_seconds,
-            policy_epoch=self.policy.epoch,
-            stats=self._totals.snapshot(),
-        )
+        return load_of(self._roster, self._totals, self._pace, self.policy)
 
     # The engine's thread
 
@@ -154,10 +148,11 @@ class Engine:
         """One step; `updates` already holds the ends that came with the inbox."""
         start = time.perf_counter()
         self._totals.steps += 1
-        self._roster.admit()
+        self._roster.admit(self._drafting.rows)
         self._drafting.ask(self._totals.steps, planning.wants(self._roster, self.policy))
         drafts = self._drafting.collect(self._pace.patience(self._limits.draft_deadline_seconds))
-        parts = plan_step(self._roster, drafts, self._limits.max_num_batched_tokens)
+        limits = self._limits
+        parts = plan_step(self._roster, drafts, limits.max_num_batched_tokens, limits.max_prefill_tokens)
         if parts:
             self._verify(parts, updates)
         self._report(updates, time.perf_counter() - start, sum(len(part.work.tokens) for part in parts))
@@ -170,6 +165,7 @@ class Engine:
         with torch.inference_mode():
             logits = self._target.forward(forward, self._caches, self._kernel)
             chosen = draw(logits, laws)
+        self._totals.prompt_tokens += sum(part.prompt_rows for part in parts)
         row = 0
         for part in parts:
             self._commit(part, chosen[row : row + part.work.samples], updates)
@@ -180,13 +176,13 @@ class Engine:
     def _commit(self, part: Part, chosen: list[int], updates: list[Update]) -> None:
         request, decode_step = part.request, part.request.decoding
         if not chosen:  # a prefill chunk that does not reach the end
-            self._pool.commit(request.pages, len(part.work.tokens))
+            self._roster.commit(request, len(part.work.tokens), self._drafting.rows)
             return
         accepted = match(part.draft, chosen)
         before = update_of(request)
         tokens, terminal = request.append(chosen[: accepted + 1])
         # The newest token stays without KV; rejected rows, and rows past the end, are rolled back.
-        self._pool.commit(request.pages, request.pending - 1)
+        self._roster.commit(request, request.pending - 1, self._drafting.rows)
         update = replace(
             before,
             tokens=tokens,
@@ -195,12 +191,11 @@ class Engine:
             accepted=min(accepted, len(tokens)),
             decode_step=decode_step,
             terminal=terminal,
+            cached_tokens=(request.cached_tokens or 0) if request.round == 0 else 0,
         )
         request.round += 1
         updates.append(update)
         self._totals.add(update)
-        if not decode_step:
-            self._totals.prompt_tokens += request.prompt_length
         if terminal is not None:
             self._leave(request)
 
@@ -208,11 +203,10 @@ class Engine:
         if rows:
             self._pace.add_step(seconds)
         if updates or rows:
-            self._totals.preemptions = self._roster.preemptions
             self._on_step(StepReport(self._totals.steps, updates, seconds if rows else 0.0, rows, self.load()))
 
     def _idle(self) -> None:
-        """Nothing to do: every page must be free, and the drafter learns who left."""
+        """Nothing to do: nobody may hold a page, and the drafter learns who left."""
         self._pool.check()
         assert self._pool.used == 0, "idle, yet pages are in use"
         self._drafting.flush()

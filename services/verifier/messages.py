@@ -79,6 +79,7 @@ def update_message(update: Update) -> verifier_pb2.RequestUpdate:
         verified=update.verified,
         accepted=update.accepted,
         decode_step=update.decode_step,
+        cached_tokens=update.cached_tokens,
     )
     if update.terminal is not None:
         message.terminal.CopyFrom(terminal_message(update.terminal))

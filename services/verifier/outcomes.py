@@ -24,6 +24,8 @@ class Update:
     accepted: int = 0
     decode_step: bool = False
     terminal: Terminal | None = None
+    cached_tokens: int = 0
+    """Prompt tokens whose KV was reused; in the first update with tokens only."""
 
 
 @dataclass
@@ -41,6 +43,10 @@ class Totals:
     preemptions: int = 0
     k_hist: list[int] = field(default_factory=list)
     accepted_at: list[int] = field(default_factory=list)
+    prefix_queries: int = 0
+    """Tokens looked up in the prefix cache, each once."""
+    prefix_hits: int = 0
+    """Tokens whose KV was found there."""
 
     def snapshot(self) -> Totals:
         """A copy that stays as it is."""

@@ -1,13 +1,16 @@
-"""Paged KV: who owns which page (reserve, commit, roll back, free, check), and the tensors the pages index."""
+"""Paged KV: who holds which page (adopt, reserve, commit, publish, free, check), and the tensors the pages index."""
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from services.model.arch import Arch
+from services.verifier.prefix import PrefixCache
 
 
 @dataclass
@@ -15,32 +18,50 @@ class PageList:
     """One request's pages.
 
     pages[i] holds tokens [i * page_size, (i + 1) * page_size)
-    |<---- committed ---->|<---- reserved for this step's rows ---->|
-    0                 committed                              reserved
+    |<-- published -->|                             whole pages, which others may hold too; never written again
+    |<------ committed ------>|<---- reserved for this step's rows ---->|
+    0                     committed                                 reserved
     """
 
     pages: list[int] = field(default_factory=list)
     committed: int = 0
     reserved: int = 0
+    published: int = 0
+    """Leading pages that can be found by their content."""
 
 
 class PagePool:
-    """Hands out pages. Pure bookkeeping: no tensor, no clock; every page is free or in exactly one PageList."""
+    """Hands out pages. Pure bookkeeping: no tensor, no clock.
+
+    Every page is one of: free; idle (nobody holds it, but its content can be found: free for whoever needs a page);
+    held by one list or, if it is published, by several.
+    """
 
     def __init__(self, num_pages: int, page_size: int) -> None:
         self.num_pages = num_pages
         self.page_size = page_size
         self._free = list(range(num_pages - 1, -1, -1))
+        self._holders = [0] * num_pages
         self._lists: list[PageList] = []
+        self._cache = PrefixCache()
 
     @property
     def used(self) -> int:
-        """Pages owned by requests."""
-        return self.num_pages - len(self._free)
+        """Pages held by requests."""
+        return self.num_pages - self.available
+
+    @property
+    def available(self) -> int:
+        """Pages that may be taken: free ones, and idle ones, whose content is then lost."""
+        return len(self._free) + self._cache.idle
 
     def pages_for(self, tokens: int) -> int:
         """Pages that `tokens` tokens take."""
         return -(-tokens // self.page_size)
+
+    def room(self, pages: PageList) -> int:
+        """Tokens beyond the committed ones that could be reserved."""
+        return (len(pages.pages) + self.available) * self.page_size - pages.committed
 
     def open(self) -> PageList:
         """A new, empty list."""
@@ -48,14 +69,37 @@ class PagePool:
         self._lists.append(pages)
         return pages
 
+    def find(self, addresses: Sequence[bytes], rows: str = "") -> list[int]:
+        """Pages of the longest run of `addresses` that is cached with feature rows of `rows` ("": with or without)."""
+        return self._cache.find(addresses, rows)
+
+    def idle_among(self, pages: Sequence[int]) -> int:
+        """How many of `pages` nobody holds."""
+        return sum(not self._holders[page] for page in pages)
+
+    def adopt(self, pages: PageList, found: Sequence[int]) -> None:
+        """Begins an empty list with pages just found; all their tokens are committed."""
+        assert not pages.pages, "only an empty list can begin with found pages"
+        for page in found:
+            assert self._cache.addressed(page), "a page that was not found"
+            self._cache.hold(page)
+            self._holders[page] += 1
+        pages.pages.extend(found)
+        pages.committed = pages.reserved = len(found) * self.page_size
+        pages.published = len(found)
+
     def reserve(self, pages: PageList, tokens: int) -> bool:
         """Makes room for `tokens` tokens beyond the committed ones; returns False, unchanged, if there is none."""
         end = pages.committed + tokens
         missing = self.pages_for(end) - len(pages.pages)
-        if missing > len(self._free):
+        if missing > self.available:
             return False
         for _ in range(missing):
-            pages.pages.append(self._free.pop())
+            page = self._free.pop() if self._free else self._cache.evict()
+            self._holders[page] = 1
+            pages.pages.append(page)
+        for page in pages.pages[pages.committed // self.page_size :]:
+            assert self._holders[page] == 1 and not self._cache.addressed(page), "a page that others read is written"
         pages.reserved = max(pages.reserved, end)
         return True
 
@@ -65,27 +109,45 @@ class PagePool:
         pages.committed += tokens
         self.roll_back(pages)
 
+    def publish(self, pages: PageList, addresses: Sequence[bytes], rows: str = "") -> None:
+        """Lets full committed pages be found by `addresses` (see prefix.extend); `rows` made their feature rows."""
+        for index in range(pages.published, pages.committed // self.page_size):
+            replaced = self._cache.add(pages.pages[index], addresses[index], rows)
+            if replaced is not None:
+                self._free.append(replaced)
+            pages.published = index + 1
+
     def roll_back(self, pages: PageList) -> None:
         """Gives back what was reserved and not committed."""
         keep = self.pages_for(pages.committed)
-        self._free.extend(reversed(pages.pages[keep:]))
+        # The last page first: of a cached chain the deep end is to go before what it builds on.
+        for page in reversed(pages.pages[keep:]):
+            self._holders[page] -= 1
+            if not self._holders[page] and not self._cache.release(page):
+                self._free.append(page)
         del pages.pages[keep:]
         pages.reserved = pages.committed
 
     def free(self, pages: PageList) -> None:
-        """Gives back everything and forgets the list."""
-        pages.committed = 0
+        """Gives back everything and forgets the list; what was published stays until its place is needed."""
+        pages.committed = pages.published = 0
         self.roll_back(pages)
         # By identity: equal lists are not the same list.
         self._lists = [other for other in self._lists if other is not pages]
 
     def check(self) -> None:
-        """Asserts that every page is free or owned exactly once, and that lists are as long as they say."""
-        owned = [page for pages in self._lists for page in pages.pages]
-        assert sorted(owned + self._free) == list(range(self.num_pages)), "a page is lost or owned twice"
+        """Asserts that every page is free, idle, or held as often as it is counted, and that lists are as they say."""
+        holders = Counter(page for pages in self._lists for page in pages.pages)
+        idle = self._cache.check(set(holders))
+        assert sorted([*holders, *idle, *self._free]) == list(range(self.num_pages)), "a page is lost or owned twice"
+        assert all(holders[page] == count for page, count in enumerate(self._holders)), "holders are miscounted"
         for pages in self._lists:
-            assert pages.committed <= pages.reserved, "committed beyond the reservation"
+            assert len(set(pages.pages)) == len(pages.pages), "a page twice in one list"
+            assert pages.published * self.page_size <= pages.committed <= pages.reserved, "beyond the reservation"
             assert len(pages.pages) == self.pages_for(pages.reserved), "page list of the wrong length"
+            named = [self._cache.addressed(page) for page in pages.pages]
+            assert named == [i < pages.published for i in range(len(named))], "a page is named that is not published"
+            assert all(holders[page] == 1 for page in pages.pages[pages.published :]), "an unpublished page is shared"
 
 
 def allocate_caches(arch: Arch, num_pages: int, page_size: int, dtype: torch.dtype) -> list[Tensor]:

@@ -24,6 +24,11 @@ class Part:
     drafted: int
 
     @property
+    def prompt_rows(self) -> int:
+        """Rows that compute tokens of the prompt."""
+        return max(0, min(len(self.work.tokens), self.request.prompt_length - self.work.start))
+
+    @property
     def laws(self) -> list[RowLaw]:
         """How the token after each sampled row is drawn."""
         first = len(self.request.tokens)
@@ -41,32 +46,41 @@ def wants(roster: Roster, policy: Policy) -> list[tuple[Request, int]]:
     return asked
 
 
-def plan_step(roster: Roster, drafts: dict[str, list[int]], budget: int) -> list[Part]:
-    """Decode rows first, then prefill chunks, within `budget` rows; reserves pages for every row.
+def plan_step(roster: Roster, drafts: dict[str, list[int]], budget: int, prefill_budget: int) -> list[Part]:
+    """What runs within `budget` rows; reserves pages for every row.
 
-    A request that does not fit with its draft goes without; one that does not fit at all takes the pages of younger
-    ones, which leave the step and wait.
+    First a row for everybody who decodes, then prompts in order of admission, at most `prefill_budget` of their rows
+    if anybody decodes, so that a long prompt does not hold the others up. Drafts get what is left, of the rows and of
+    the pages: they are cut to it and take nothing from anybody. Who finds no page for a single row takes those of the
+    youngest, which leaves the step and waits.
     """
-    parts: dict[Request, Part] = {}
     decoding = [r for r in roster.running if r.decoding][:budget]
-    drafted = [drafts.get(r.request_id, []) for r in decoding]
     waiting = sum(r.pending for r in roster.running if not r.decoding)
+    prompts = min(budget - len(decoding), prefill_budget if decoding else budget, waiting)
     # Drafts may not starve prompts: a share of the rows is theirs as long as there are any.
-    counts = allocation.fit([len(draft) for draft in drafted], budget - min(waiting, budget // _PREFILL_SHARE))
-    for request, draft, count in zip(decoding, drafted, counts, strict=True):
-        if request not in roster.running:
-            continue  # gave way to an older one
-        kept = draft[:count] if roster.pool.reserve(request.pages, 1 + count) else []
-        if roster.reserve(request, 1 + len(kept)):
-            parts[request] = _part(request, request.tokens[-1:] + kept, kept, len(draft))
-    budget -= sum(len(part.work.tokens) for part in parts.values())
+    counts = allocation.fit(
+        [len(drafts.get(r.request_id, [])) for r in decoding], budget - min(prompts, budget // _PREFILL_SHARE)
+    )
+    prompts = min(prompts, budget - len(decoding) - sum(counts))
+    for request in decoding:
+        if request in roster.running:  # else it gave way to an older one
+            roster.reserve(request, 1)
+    chunks = []
     for request in [r for r in roster.running if not r.decoding]:
-        chunk = min(request.pending, budget)
-        if chunk > 0 and request in roster.running and roster.reserve(request, chunk):
-            committed = request.pages.committed
-            parts[request] = _part(request, request.tokens[committed : committed + chunk], [], 0)
-            budget -= chunk
-    return [part for request, part in parts.items() if request in roster.running]
+        if prompts > 0 and request in roster.running:
+            chunks.append((request, roster.reserve(request, min(request.pending, prompts))))
+            prompts -= chunks[-1][1]
+    parts = []
+    for request, count in zip(decoding, counts, strict=True):
+        if request in roster.running:
+            draft = drafts.get(request.request_id, [])
+            kept = draft[: roster.reserve(request, 1 + count) - 1]
+            parts.append(_part(request, request.tokens[-1:] + kept, kept, len(draft)))
+    for request, count in chunks:
+        if request in roster.running:
+            start = request.pages.committed
+            parts.append(_part(request, request.tokens[start : start + count], [], 0))
+    return parts
 
 
 def _part(request: Request, tokens: list[int], draft: list[int], drafted: int) -> Part:

@@ -59,6 +59,10 @@ class Request:
     round: int = 0
     arrival: int = 0
     pages: PageList = field(default_factory=PageList)
+    addresses: list[bytes] = field(default_factory=list)
+    """Of the full pages of `tokens` so far (see prefix.extend)."""
+    cached_tokens: int | None = None
+    """Prompt tokens whose KV was there when it was first admitted; None before that."""
 
     @property
     def pending(self) -> int:

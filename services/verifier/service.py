@@ -169,6 +169,8 @@ def resolve_limits(config: VerifierConfig, target: Target) -> Limits:
         num_pages=num_pages,
         page_size=config.page_size,
         draft_deadline_seconds=config.draft_deadline_seconds,
+        max_prefill_tokens=config.max_prefill_tokens,
+        prefix_caching=config.prefix_caching,
     )
 
 
@@ -192,5 +194,6 @@ def banner(target: Target, limits: Limits, attention: str) -> str:
         f"{torch.get_num_threads()} threads, {attention} attention; "
         f"KV {tokens} tokens in {limits.num_pages} pages of {limits.page_size} "
         f"({tokens * per_token / 2**20:.0f} MiB); max_num_seqs {limits.max_num_seqs}, "
-        f"max_num_batched_tokens {limits.max_num_batched_tokens}, max_model_len {limits.max_model_len}"
+        f"max_num_batched_tokens {limits.max_num_batched_tokens}, max_prefill_tokens {limits.max_prefill_tokens}, "
+        f"max_model_len {limits.max_model_len}, prefix caching {'on' if limits.prefix_caching else 'off'}"
     )

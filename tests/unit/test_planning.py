@@ -33,8 +33,10 @@ class Scene:
         self.roster.running.append(it)
         return it
 
-    def plan(self, budget: int = 100, **drafts: list[int]) -> dict[str, Part]:
-        parts = plan_step(self.roster, drafts, budget)
+    def plan(self, budget: int = 100, prefill: int = 1000, **drafts: list[int]) -> dict[str, Part]:
+        decoding = any(r.decoding for r in self.roster.running)
+        parts = plan_step(self.roster, drafts, budget, prefill)
+        assert not decoding or sum(len(part.work.tokens) for part in parts if not part.request.decoding) <= prefill
         assert sum(len(part.work.tokens) for part in parts) <= budget
         for part in parts:
             end = part.work.start + len(part.work.tokens)
@@ -94,13 +96,52 @@ def test_decode_rows_go_before_prompts_and_drafts_share_what_is_left() -> None:
     assert len(parts["p"].work.tokens) == 2  # drafts leave prompts a quarter
 
 
-def test_a_draft_that_does_not_fit_the_pages_is_left_out() -> None:
-    scene = Scene(4)
+def test_prompts_are_bounded_while_anybody_decodes() -> None:
+    """They share the bound in order of admission; without decoders they share the step."""
+    scene = Scene(100)
+    for name, prompt in (("p", 5), ("q", 30), ("r", 30)):
+        scene.add(name, prompt, pending=prompt)
+    assert {n: len(p.work.tokens) for n, p in scene.plan(budget=40, prefill=8).items()} == {"p": 5, "q": 30, "r": 5}
+    for r in scene.roster.running:
+        scene.roster.pool.roll_back(r.pages)
+    scene.add("a", 4, produced=1)
+    assert {n: len(p.work.tokens) for n, p in scene.plan(budget=40, prefill=8).items()} == {"p": 5, "q": 3, "a": 1}
+
+
+def test_drafts_leave_prompts_no_more_than_these_may_take() -> None:
+    scene = Scene(100)
+    scene.add("p", 60, pending=60)
+    scene.add("a", 4, produced=1)
+    parts = scene.plan(budget=40, prefill=2, a=[1] * 50)
+    assert {name: len(part.work.tokens) for name, part in parts.items()} == {"p": 2, "a": 38}
+
+
+def test_a_draft_is_cut_to_the_pages_that_are_free() -> None:
+    scene = Scene(5)
     scene.add("a", 6, produced=2)  # 7 cells of 8 in use
     scene.add("b", 6, produced=2)
-    parts = scene.plan(a=[1] * 3, b=[1])
-    assert {name: (part.draft, part.drafted) for name, part in parts.items()} == {"a": ([], 3), "b": ([], 1)}
+    parts = scene.plan(a=[1] * 7, b=[1])
+    assert {name: (part.draft, part.drafted) for name, part in parts.items()} == {"a": ([1] * 4, 7), "b": ([], 1)}
     assert len(scene.roster.running) == 2
+
+
+def test_a_draft_takes_nothing_from_a_younger_one() -> None:
+    """The last free page is for the row of the younger one, not for the draft of the older one."""
+    scene = Scene(5)
+    scene.add("a", 6, produced=2)  # 7 cells of 8 in use
+    scene.add("b", 6, produced=3)  # 8 cells of 8: the next row needs a page
+    parts = scene.plan(a=[1] * 3, b=[1] * 7)
+    assert {name: len(part.draft) for name, part in parts.items()} == {"a": 0, "b": 3}
+    assert scene.roster.preemptions == 0
+
+
+def test_a_prompt_is_cut_to_the_pages_that_are_free() -> None:
+    scene = Scene(6)
+    scene.add("old", 20, pending=16)
+    young = scene.add("young", 15, produced=1)
+    parts = scene.plan(young=[1])
+    assert {name: len(part.work.tokens) for name, part in parts.items()} == {"old": 4, "young": 1}
+    assert young in scene.roster.running
 
 
 def test_the_youngest_leaves_when_there_is_no_page_for_a_row() -> None:
@@ -111,8 +152,8 @@ def test_the_youngest_leaves_when_there_is_no_page_for_a_row() -> None:
 
 
 def test_a_prompt_older_than_who_decodes_takes_its_pages() -> None:
-    """The young one had its rows planned already; it leaves the step."""
-    scene = Scene(6)
+    """The young one had its row already; it leaves the step."""
+    scene = Scene(5)
     scene.add("old", 20, pending=16)
     young = scene.add("young", 15, produced=1)
     assert list(scene.plan(young=[1])) == ["old"] and list(scene.roster.waiting) == [young]
@@ -130,18 +171,27 @@ def test_who_asks_for_drafts() -> None:
     assert wants(scene.roster, Policy()) == []
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_random_steps(seed: int) -> None:
-    """Whatever is running: nobody appears twice, the oldest gets on, nothing is exceeded (see Scene.plan)."""
-    rng = random.Random(seed)
-    scene = Scene(rng.randint(20, 60))
+def random_scene(rng: random.Random) -> Scene:
+    scene = Scene(rng.randint(8, 30))
     for i in range(rng.randint(1, 10)):
         prompt, produced = rng.randint(1, 12), rng.choice([0, rng.randint(1, 8)])
         pending = 1 if produced and rng.random() < 0.7 else rng.randint(1, prompt + produced)
         if scene.roster.pool.used + 6 > scene.roster.pool.num_pages:
             break
         scene.add(str(i), prompt, produced, pending)
+    return scene
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_random_steps(seed: int) -> None:
+    """Whatever is running: the oldest gets on, nothing is exceeded (see Scene.plan), drafts cost nobody a seat."""
+    rng = random.Random(seed)
+    scene, undrafted = random_scene(random.Random(seed)), random_scene(random.Random(seed))
     drafts = {r.request_id: [1] * rng.randint(0, 7) for r in scene.roster.running}
     oldest = scene.roster.running[0]
-    parts = scene.plan(budget=8 * len(drafts) + rng.randint(1, 20), **drafts)
+    budget, prefill = 8 * len(drafts) + rng.randint(1, 20), rng.randint(1, 20)
+    parts = scene.plan(budget, prefill, **drafts)
     assert oldest.request_id in parts
+    without = undrafted.plan(budget, prefill)
+    # Fewer rows for prompts may need fewer pages, but drafts themselves take nobody's.
+    assert without.keys() - {n for n, p in without.items() if not p.request.decoding} <= parts.keys()

@@ -18,8 +18,8 @@ def request(name: str, prompt: int, max_tokens: int = 8) -> Request:
     return Request(name, 0, "owner", prompt, [1] * prompt, sampling)
 
 
-def roster(pages: int, seats: int = 8, *requests: Request) -> Roster:
-    it = Roster(PagePool(pages, PAGE), seats)
+def roster(pages: int, seats: int = 8, *requests: Request, prefix_caching: bool = False) -> Roster:
+    it = Roster(PagePool(pages, PAGE), seats, prefix_caching)
     for r in requests:
         it.add(r)
     return it
@@ -31,9 +31,20 @@ def names(requests: object) -> list[str]:
 
 def prefill(it: Roster, r: Request) -> None:
     """All of the prompt has KV, and the first token is there."""
-    assert it.reserve(r, r.pending)
-    it.pool.commit(r.pages, r.pending)
+    assert it.reserve(r, r.pending) == r.pending
+    it.commit(r, r.pending)
     r.tokens.append(1)
+
+
+def running(pages: int, *requests: Request, prefix_caching: bool = False) -> Roster:
+    """A roster where all of them run and have their first token, admitted or not."""
+    it = roster(pages, 8, *requests, prefix_caching=prefix_caching)
+    for r in requests:
+        it.waiting.remove(r)
+        it.running.append(r)
+        r.pages = it.pool.open()
+        prefill(it, r)
+    return it
 
 
 def test_seats_bound_the_running() -> None:
@@ -45,14 +56,22 @@ def test_seats_bound_the_running() -> None:
 
 
 def test_pages_bound_the_admitted() -> None:
-    """Prompts that have no pages yet count as if they had; one token of room to grow is kept for each."""
-    it = roster(4, 8, request("a", 7), request("b", 4), request("c", 3))
-    assert names(it.admit()) == ["a", "b"]  # 2 + 2 pages: b's first token needs the second
+    """Who runs counts with the pages it will want soon, whether it has them yet or not; a newcomer with its own."""
+    it = roster(6, 8, request("a", 7), request("b", 7), request("c", 3))
+    assert names(it.admit()) == ["a", "b"]  # a: 7 tokens, the next, and a page's worth: 3 pages; b: 2, then 3
     assert it.pool.used == 0 and names(it.waiting) == ["c"]
     prefill(it, it.running[0])
     assert it.admit() == []
     it.remove(it.running[1])
     assert names(it.admit()) == ["c"]
+
+
+def test_nobody_runs_only_to_give_way_at_once() -> None:
+    """There is room for both prompts and a token each, but not for what the first will want next."""
+    it = roster(4, 8, request("a", 7), request("b", 7))
+    assert names(it.admit()) == ["a"]
+    it = roster(4, 8, request("a", 7, 1), request("b", 7))  # it will want nothing
+    assert names(it.admit()) == ["a", "b"]
 
 
 def test_nobody_overtakes() -> None:
@@ -69,43 +88,41 @@ def test_alone_anybody_is_admitted() -> None:
 
 
 def test_the_youngest_gives_way() -> None:
-    it = roster(6, 8, *(request(n, 7) for n in "abc"))
-    a, b, c = it.admit()
-    for r in (a, b, c):
-        prefill(it, r)
+    it = running(6, *(request(n, 7) for n in "abc"))
+    a, b, c = it.running
     assert it.pool.used == 6
-    assert it.reserve(a, 3)  # to 10 cells: a third page
+    assert it.reserve(a, 3) == 1 and it.preemptions == 0  # 8 cells: nobody gives way to more than a first token
+    it.commit(a, 1)
+    a.tokens.append(1)
+    assert it.reserve(a, 3) == 3
     assert names(it.running) == ["a", "b"] and names(it.waiting) == ["c"] and it.preemptions == 1
     assert c.pages.pages == [] and c.pending == 8 and len(c.tokens) == 8  # what it said stays said
     assert it.find("c") is c and len(it) == 3
-    assert it.reserve(b, 1)
+    assert it.reserve(b, 1) == 1
     it.pool.check()
 
 
 def test_the_youngest_itself_gives_way() -> None:
-    it = roster(4, 8, *(request(n, 7) for n in "ab"))
-    a, b = it.admit()
-    prefill(it, a)
-    prefill(it, b)
-    assert not it.reserve(b, 2) and names(it.running) == ["a"] and names(it.waiting) == ["b"]
+    it = running(4, *(request(n, 8) for n in "ab"))
+    b = it.running[1]
+    assert it.reserve(b, 2) == 0 and names(it.running) == ["a"] and names(it.waiting) == ["b"]
     it.pool.check()
 
 
 def test_who_gave_way_comes_back_first() -> None:
-    it = roster(4, 2, *(request(n, 7) for n in "abc"))
-    a, b = it.admit()
-    assert it.reserve(a, 7) and it.reserve(b, 7) and names(it.waiting) == ["c"]
-    assert it.reserve(a, 9)
+    it = running(4, *(request(n, 8) for n in "ab"))
+    it.add(request("c", 7))
+    a = it.running[0]
+    assert it.reserve(a, 9) == 8
     assert names(it.waiting) == ["b", "c"]
     it.remove(a)
-    assert names(it.admit()) == ["b", "c"]
+    assert names(it.admit()) == ["b"] and names(it.waiting) == ["c"]
 
 
 def test_a_request_that_cannot_fit_alone_is_our_bug() -> None:
-    it = roster(2, 8, request("a", 7))
-    (a,) = it.admit()
+    it = running(2, request("a", 8))
     with pytest.raises(AssertionError, match="does not fit alone"):
-        it.reserve(a, 9)
+        it.reserve(it.running[0], 1)
 
 
 def test_removal_frees_waiting_and_running() -> None:
@@ -147,15 +164,17 @@ def test_everybody_gets_through(seed: int) -> None:
         it.admit()
         assert it.running, "nobody runs"
         oldest = it.running[0]
-        before = len(oldest.tokens)
+        before = len(oldest.tokens) + oldest.pages.committed
         for r in list(it.running):
-            if r not in it.running or not it.reserve(r, r.pending):
+            if r not in it.running or not (count := it.reserve(r, r.pending)):
                 continue
-            it.pool.commit(r.pages, r.pending)
-            r.tokens.append(1)
+            it.commit(r, count)
             it.pool.check()
+            if r.pending:
+                continue
+            r.tokens.append(1)
             if r.remaining == 0:
                 it.remove(r)
                 finished.append(r.request_id)
-        assert len(oldest.tokens) == before + 1, "the oldest did not get on"
+        assert len(oldest.tokens) + oldest.pages.committed > before or not oldest.remaining, "the oldest did not get on"
     assert len(it) == 0 and len(finished) == 20 and it.pool.used == 0

@@ -37,6 +37,8 @@ LIMITS = {1: 1.5, 16: 3.2}
 class EveryOtherStep(Drafting):
     """In the place of a drafter: drafts for all who ask, in every other step, without delay."""
 
+    rows = ""  # it reads no feature rows
+
     def __init__(self) -> None:
         self._wants: list[tuple[Request, int]] = []
         self._turn = False
