@@ -9,11 +9,15 @@ from services.scheduler.stops import StopScanner
 
 
 class Answer:
-    """What is known of an answer; every step's tokens pass through `feed`, and `finish` gives the held-back rest."""
+    """What is known of an answer; every step's tokens pass through `feed`, and `finish` gives the held-back rest.
 
-    def __init__(self, detokenizer: Detokenizer, stops: tuple[str, ...] = ()) -> None:
+    A stop string counts if a later token than the `min_tokens`-th completes it.
+    """
+
+    def __init__(self, detokenizer: Detokenizer, stops: tuple[str, ...] = (), min_tokens: int = 0) -> None:
         self._detokenizer = detokenizer
         self._scanner = StopScanner(stops)
+        self._min_tokens = min_tokens
         self._scans = bool(stops)
         self.token_ids: list[int] = []
         """All tokens, those that a resumed stream brought along included."""
@@ -32,8 +36,9 @@ class Answer:
             self.token_ids += ids
             return len(ids), self._detokenizer.feed(spoken)
         shown = []
+        early = self._min_tokens - len(self.token_ids)
         for count, token in enumerate(spoken, 1):
-            text, self.stop_match = self._scanner.feed(self._detokenizer.feed((token,)))
+            text, self.stop_match = self._scanner.feed(self._detokenizer.feed((token,)), counts=count > early)
             shown.append(text)
             if self.stop_match is not None:
                 self.token_ids += ids[:count]

@@ -37,7 +37,9 @@ class SchedulerConfig(ServiceConfig):
     max_in_flight: int = Field(256, ge=1, le=100_000)
     """Requests that all verifiers together may have at once; each is also bounded by its own capacity."""
     default_max_tokens: int = Field(1024, ge=1)
-    """Tokens to produce when a request does not say; clipped to the context."""
+    """Tokens to produce when neither a request nor the model's defaults say; clipped to the context."""
+    generation_defaults: bool = True
+    """Whether options that a request leaves out come from the model's generation_config.json, if it has one."""
     default_timeout_seconds: float = Field(600.0, gt=0)
     """Deadline of a request whose client set none."""
     attach_wait_seconds: float = Field(60.0, ge=0, le=3600)

@@ -13,7 +13,7 @@ from services.scheduler.dispatch import Dispatcher
 from services.scheduler.metrics import SchedulerMetrics
 from services.scheduler.outcomes import End, Finish, FinishReason, Logprobs, Piece, Stats
 from services.scheduler.prompts import Prompts
-from services.scheduler.request import Ask, Limits
+from services.scheduler.request import Ask, Limits, Request
 from services.scheduler.session import Session
 from services.scheduler.tokenizer import Tokenizer
 
@@ -158,6 +158,9 @@ class Intake:
         requests = await self._prompts.understand(ask)
         logs.request_id.set(requests[0].request_id)
         wake = asyncio.Event()
-        sessions = [Session(r, Answer(self._detokenizer(), r.stop), began, wake) for r in requests]
+        sessions = [Session(r, self._answer(r), began, wake) for r in requests]
         self._dispatcher.add(sessions)
         return Generation(self, sessions, wake, deadline)
+
+    def _answer(self, request: Request) -> Answer:
+        return Answer(self._detokenizer(), request.stop, request.sampling.min_tokens)

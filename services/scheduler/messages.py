@@ -11,7 +11,7 @@ from services.runtime.server import MAX_MESSAGE_BYTES
 from services.scheduler.fleet import Description, Load, Replica
 from services.scheduler.outcomes import End, FinishReason, Logprobs, Piece, Stats, Terminal, Update
 from services.scheduler.policy import Epoch, Policy
-from services.scheduler.request import Ask, Limits, Options, Request, Resume
+from services.scheduler.request import Ask, Limits, Options, Request, Resume, Sampling
 from services.scheduler.session import Session
 
 # Fields of SamplingOptions that may be absent: those that share their name with one of Options and are not lists.
@@ -20,7 +20,6 @@ _OPTIONAL = [f.name for f in types_pb2.SamplingOptions.DESCRIPTOR.fields if f.ha
 
 def ask(request: inference_pb2.GenerateRequest) -> Ask:
     """What a client asked."""
-    resume = request.resume
     return Ask(
         request_id=request.request_id,
         model=request.model,
@@ -28,10 +27,13 @@ def ask(request: inference_pb2.GenerateRequest) -> Ask:
         messages=tuple((message.role, message.content) for message in request.messages),
         prompt_token_ids=tuple(request.prompt_token_ids),
         options=_options(request.sampling),
-        resume=Resume(tuple(resume.token_ids), resume.seed, resume.attempt, resume.rule)
-        if request.HasField("resume")
-        else None,
+        resume=_resume(request.resume) if request.HasField("resume") else None,
     )
+
+
+def _resume(resume: inference_pb2.Resume) -> Resume:
+    more = tuple(tuple(answer.token_ids) for answer in resume.more)
+    return Resume(tuple(resume.token_ids), resume.seed, resume.attempt, resume.rule, more)
 
 
 def _options(sampling: types_pb2.SamplingOptions) -> Options:
@@ -96,9 +98,18 @@ def _stats(stats: Stats) -> types_pb2.GenerationStats:
 
 
 def submit(session: Session) -> verifier_pb2.Submit:
-    """A request for a verifier, at its present attempt."""
-    request, s = session.request, session.request.sampling
-    sampling = common_pb2.Sampling(
+    """An answer for a verifier to produce, at its present attempt."""
+    request = session.request
+    return verifier_pb2.Submit(
+        stamp=stamp(request.key, session.attempt, session.length),
+        prompt_token_ids=request.prompt_token_ids,
+        committed_token_ids=session.answer.token_ids,
+        sampling=_sampling(request.sampling),
+    )
+
+
+def _sampling(s: Sampling) -> common_pb2.Sampling:
+    return common_pb2.Sampling(
         temperature=s.temperature,
         top_p=s.top_p,
         top_k=s.top_k,
@@ -108,12 +119,15 @@ def submit(session: Session) -> verifier_pb2.Submit:
         rule=types_pb2.Rule.Name(s.rule),
         max_draft_tokens=s.max_draft_tokens,
         priority=s.priority,
-    )
-    return verifier_pb2.Submit(
-        stamp=stamp(request.key, session.attempt, session.length),
-        prompt_token_ids=request.prompt_token_ids,
-        committed_token_ids=session.answer.token_ids,
-        sampling=sampling,
+        min_p=s.min_p,
+        repetition_penalty=s.repetition_penalty,
+        presence_penalty=s.presence_penalty,
+        frequency_penalty=s.frequency_penalty,
+        logit_bias=s.logit_bias,
+        allowed_token_ids=s.allowed_token_ids,
+        bad_words=[common_pb2.TokenSequence(token_ids=word) for word in s.bad_words],
+        min_tokens=s.min_tokens,
+        logprobs=s.logprobs,
     )
 
 

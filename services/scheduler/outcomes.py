@@ -79,7 +79,6 @@ class Stats:
 
     def add(self, update: Update, kept: int) -> None:
         """Counts a step of which `kept` tokens belong to the answer."""
-        self.cached_tokens += update.cached_tokens
         if not update.decode_step or kept == 0:
             return
         self.steps += 1

@@ -6,6 +6,9 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+MAX_ANSWERS = 64
+"""Answers to one request; fewer where the configuration has no room for as many."""
+
 
 class Rule(enum.IntEnum):
     """Acceptance rules, with the numbers of kadence.v1.Rule."""
@@ -47,9 +50,12 @@ class Resume:
     """Where an interrupted stream stood."""
 
     token_ids: tuple[int, ...] = ()
+    """Of the first answer."""
     seed: int = 0
     attempt: int = 0
     rule: int = Rule.UNSPECIFIED
+    more: tuple[tuple[int, ...], ...] = ()
+    """Tokens of the answers after the first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +83,10 @@ class Limits:
     max_prompt_bytes: int
     """No longer text can fit into the context; checked before tokenising."""
     default_max_tokens: int = 1024
+    max_answers: int = MAX_ANSWERS
+    """To one request."""
+    eos_token_ids: tuple[int, ...] = ()
+    """The model's own stop ids."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +103,17 @@ class Sampling:
     rule: Rule
     max_draft_tokens: int | None
     priority: float
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    allowed_token_ids: tuple[int, ...] = ()
+    """Empty allows all."""
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    """Sequences that may not be produced."""
+    min_tokens: int = 0
+    logprobs: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ from services.scheduler.dispatch import Dispatcher
 from services.scheduler.fleet import Description, Fleet, Load, Replica
 from services.scheduler.gateway import InferenceServicer
 from services.scheduler.generation import Intake
+from services.scheduler.generation_defaults import GenerationDefaults
 from services.scheduler.http.app import Api
 from services.scheduler.http.edge import Edge
 from services.scheduler.http.metrics import HttpMetrics
@@ -29,7 +30,7 @@ from services.scheduler.metrics import SchedulerMetrics
 from services.scheduler.model_folder import ModelFolder
 from services.scheduler.prompts import Prompts
 from services.scheduler.publisher import Publisher
-from services.scheduler.request import Limits
+from services.scheduler.request import MAX_ANSWERS, Limits
 from services.scheduler.tokenizer import Tokenizer
 
 _SERVICES = (
@@ -52,6 +53,7 @@ class SchedulerService:
         self._id = identity.replica_id("scheduler")
         path = resolve(config.model.path)
         self._folder = ModelFolder.read(path)
+        self._defaults = self._folder.defaults if config.generation_defaults else GenerationDefaults()
         self._model = config.model.name or path.resolve().name
         self._tokenizer = Tokenizer(self._folder)
         self._max_prompt_bytes = self._tokenizer.max_prompt_bytes(self._folder.max_model_len)
@@ -69,7 +71,7 @@ class SchedulerService:
         config, metrics = self._config, SchedulerMetrics(self._metrics.registry)
         if config.http_port >= 0:
             self._http = HttpServer(config.host, config.advertise, config.http_port)
-        self._prompts = Prompts(self._tokenizer, self._folder.eos_token_ids, self._limits)
+        self._prompts = Prompts(self._tokenizer, self._defaults, self._limits)
         self._dispatcher = Dispatcher(
             metrics,
             max_queue=config.max_queue,
@@ -144,7 +146,9 @@ class SchedulerService:
             vocab_size=folder.vocab_size,
             max_model_len=self._fleet.max_model_len(folder.max_model_len),
             max_prompt_bytes=self._max_prompt_bytes,
-            default_max_tokens=self._config.default_max_tokens,
+            default_max_tokens=self._defaults.max_tokens or self._config.default_max_tokens,
+            max_answers=min(MAX_ANSWERS, self._config.max_queue + self._config.max_in_flight),
+            eos_token_ids=folder.eos_token_ids,
         )
 
     def _describe(self) -> common_pb2.Description:

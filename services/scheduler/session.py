@@ -72,7 +72,8 @@ class Session:
         ids, sampling = self.request.resumed, self.request.sampling
         if not ids:
             return
-        stop_id = ids[-1] if ids[-1] in sampling.stop_token_ids else -1
+        may_stop = len(ids) > sampling.min_tokens
+        stop_id = ids[-1] if may_stop and ids[-1] in sampling.stop_token_ids else -1
         self.answer.feed(ids, last_is_stop_id=stop_id >= 0)
         if self.answer.stop_match is not None or stop_id >= 0:
             self.end(Finish(FinishReason.STOP, stop_id))
@@ -86,6 +87,12 @@ class Session:
             if update.base_length != self.length:
                 self.end(InternalError(f"verifier sent tokens from {update.base_length} on, not {self.length}"))
                 return 0
+            if self.request.sampling.logprobs is not None and len(update.logprobs) != len(ids):
+                self.end(InternalError(f"verifier sent {len(update.logprobs)} log-probabilities of {len(ids)} tokens"))
+                return 0
+            if not self.first_at:
+                # Only the first verifier's: another one, after a move, may reuse what the first has computed.
+                self.stats.cached_tokens = min(update.cached_tokens, len(self.request.prompt_token_ids))
             stop_id = terminal.stop_token_id if terminal is not None else -1
             kept, text = self.answer.feed(ids, last_is_stop_id=stop_id >= 0 and stop_id == ids[-1])
             self._fresh.append(Piece(self.request.index, ids[:kept], text, list(update.logprobs[:kept])))

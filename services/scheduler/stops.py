@@ -14,8 +14,12 @@ class StopScanner:
         self._patterns = [_Pattern(stop) for stop in sorted(set(stops), key=len, reverse=True)]
         self._held = ""
 
-    def feed(self, text: str) -> tuple[str, str | None]:
-        """(text that may be shown now, the stop string that is complete or None); nothing is fed after a match."""
+    def feed(self, text: str, *, counts: bool = True) -> tuple[str, str | None]:
+        """(text that may be shown now, the stop string that is complete or None); nothing is fed after a match.
+
+        Where it does not count (it is too early to stop), a string that `text` completes is text like any other; one
+        that only begins there is found as usual.
+        """
         if not self._patterns:
             return text, None
         buffer = self._held + text
@@ -23,7 +27,7 @@ class StopScanner:
         for end, char in enumerate(text, start + 1):
             matched = None
             for pattern in self._patterns:
-                if pattern.step(char) and matched is None:
+                if pattern.step(char) and counts and matched is None:
                     matched = pattern.text  # sorted by length, so the first is the longest
             if matched is not None:
                 self._held = ""
@@ -45,7 +49,7 @@ class _Pattern:
     def __init__(self, text: str) -> None:
         self.text = text
         self.state = 0
-        """Length of the longest prefix of `text` that the input ends with."""
+        """Length of the longest prefix of `text`, but for `text` itself, that the input ends with."""
         self._failure = [0] * len(text)
         length = 0
         for index in range(1, len(text)):
@@ -60,5 +64,6 @@ class _Pattern:
         while state and text[state] != char:
             state = self._failure[state - 1]
         state += text[state] == char
-        self.state = state
-        return state == len(text)
+        complete = state == len(text)
+        self.state = self._failure[-1] if complete else state
+        return complete

@@ -12,7 +12,14 @@ from kadence import _status
 from services.scheduler import validate
 from services.scheduler.request import Ask, Limits, Options, Resume, Rule
 
-LIMITS = Limits(model="tiny", vocab_size=100, max_model_len=32, max_prompt_bytes=500, default_max_tokens=16)
+LIMITS = Limits(
+    model="tiny",
+    vocab_size=100,
+    max_model_len=32,
+    max_prompt_bytes=500,
+    default_max_tokens=16,
+    eos_token_ids=(1, 2),
+)
 GOOD = Ask(prompt="hello")
 
 
@@ -67,18 +74,46 @@ BAD_ASKS = [
     (asked(stop_token_ids=(3,) * 65), "sampling.stop_token_ids", ["65", "64"]),
     (asked(rule=Rule.RATIO), "sampling.rule", ["RULE_RATIO", "not supported"]),
     (asked(rule=9), "sampling.rule", ["unknown rule 9"]),
-    (asked(min_p=0.1), "sampling.min_p", ["0.1", "not supported by this version"]),
-    (asked(min_p=math.nan), "sampling.min_p", ["nan", "not supported by this version"]),
-    (asked(repetition_penalty=1.1), "sampling.repetition_penalty", ["not supported by this version"]),
-    (asked(presence_penalty=0.5), "sampling.presence_penalty", ["not supported by this version"]),
-    (asked(frequency_penalty=-0.5), "sampling.frequency_penalty", ["not supported by this version"]),
-    (asked(min_tokens=3), "sampling.min_tokens", ["3", "not supported by this version"]),
-    (asked(n=2), "sampling.n", ["2", "not supported by this version"]),
-    (asked(n=0), "sampling.n", ["0", "not supported by this version"]),
-    (asked(logit_bias={1: 2.0}), "sampling.logit_bias", ["not supported by this version"]),
-    (asked(allowed_token_ids=(1,)), "sampling.allowed_token_ids", ["not supported by this version"]),
-    (asked(bad_words=("x",)), "sampling.bad_words", ["not supported by this version"]),
-    (asked(logprobs=0), "sampling.logprobs", ["0", "not supported by this version"]),
+    (asked(min_p=-0.1), "sampling.min_p", ["-0.1", "0 to 1"]),
+    (asked(min_p=1.5), "sampling.min_p", ["1.5", "0 to 1"]),
+    (asked(min_p=math.nan), "sampling.min_p", ["nan"]),
+    (asked(repetition_penalty=0.0), "sampling.repetition_penalty", ["0", "above 0, at most 2"]),
+    (asked(repetition_penalty=2.1), "sampling.repetition_penalty", ["2.1", "at most 2"]),
+    (asked(repetition_penalty=math.inf), "sampling.repetition_penalty", ["inf"]),
+    (asked(presence_penalty=-2.5), "sampling.presence_penalty", ["-2.5", "-2 to 2"]),
+    (asked(presence_penalty=math.nan), "sampling.presence_penalty", ["nan"]),
+    (asked(frequency_penalty=2.5), "sampling.frequency_penalty", ["2.5", "-2 to 2"]),
+    (asked(min_tokens=-1), "sampling.min_tokens", ["-1", "at least 0"]),
+    (asked(min_tokens=5, max_tokens=4), "sampling.min_tokens", ["5", "at most 4", "max_tokens"]),
+    (asked(n=0), "sampling.n", ["0", "1 to 64"]),
+    (asked(n=65), "sampling.n", ["65", "1 to 64"]),
+    (asked(logprobs=-1), "sampling.logprobs", ["-1", "0 to 20"]),
+    (asked(logprobs=21), "sampling.logprobs", ["21", "0 to 20"]),
+    (asked(logit_bias=dict.fromkeys(range(1025), 0.0)), "sampling.logit_bias", ["1025 ids", "1024"]),
+    (asked(logit_bias={5: 1.0, 100: 1.0}), "sampling.logit_bias[100]", ["100", "0 to 99", "vocabulary"]),
+    (asked(logit_bias={-1: 1.0}), "sampling.logit_bias[-1]", ["-1", "0 to 99"]),
+    (asked(logit_bias={5: -100.5}), "sampling.logit_bias[5]", ["-100.5", "-100 to 100"]),
+    (asked(logit_bias={5: math.nan}), "sampling.logit_bias[5]", ["nan"]),
+    (asked(logit_bias={5: math.inf}), "sampling.logit_bias[5]", ["inf"]),
+    (asked(allowed_token_ids=(3, 100)), "sampling.allowed_token_ids[1]", ["100", "99"]),
+    (asked(bad_words=("x",) * 65), "sampling.bad_words", ["65", "64"]),
+    (asked(bad_words=("a", "")), "sampling.bad_words[1]", ["empty", "256"]),
+    (asked(bad_words=("ä" * 129,)), "sampling.bad_words[0]", ["258", "256"]),
+    # Nothing but stop ids could come first.
+    (asked(min_tokens=1, allowed_token_ids=(1, 2)), "sampling.min_tokens", ["allowed_token_ids", "stop ids"]),
+    (
+        asked(min_tokens=2, allowed_token_ids=(1, 7), stop_token_ids=(7,)),
+        "sampling.min_tokens",
+        ["2 tokens", "at least 1 other"],
+    ),
+    (
+        asked(min_tokens=1, allowed_token_ids=(1, 7), stop_token_ids=(1, 7), ignore_eos=True),
+        "sampling.min_tokens",
+        ["allowed_token_ids"],
+    ),
+    (replace(asked(n=3), resume=Resume(more=((1,), (100,)))), "resume.more[1].token_ids[0]", ["100", "0 to 99"]),
+    (replace(asked(n=2), resume=Resume(more=((1,), (2,)))), "resume.more", ["2 answers", "at most 1", "n is 2"]),
+    (replace(GOOD, resume=Resume(more=((),))), "resume.more", ["1 answers", "at most 0"]),
     (replace(GOOD, resume=Resume(token_ids=(100,))), "resume.token_ids[0]", ["100", "99"]),
     (replace(GOOD, resume=Resume(rule=Rule.RATIO)), "resume.rule", ["not supported"]),
     (replace(asked(seed=1), resume=Resume(seed=2)), "sampling.seed", ["1", "2"]),
@@ -109,10 +144,25 @@ def test_good_requests_pass() -> None:
         frequency_penalty=-0.0,
         min_tokens=0,
         n=1,
+        logit_bias={},
         priority=1.0,
         stop=("x" * 256,) * 16,
         stop_token_ids=(0, 99),
     )
+    furthest = asked(
+        max_tokens=8,
+        min_tokens=8,
+        min_p=1.0,
+        repetition_penalty=2.0,
+        presence_penalty=-2.0,
+        frequency_penalty=2.0,
+        logit_bias={0: -100.0, 99: 100.0},
+        allowed_token_ids=(1, 2, 3),
+        bad_words=("x" * 256,) * 64,
+        n=64,
+        logprobs=20,
+    )
+    only_ends = asked(min_tokens=1, allowed_token_ids=(1, 2), ignore_eos=True)
     chat = Ask(
         messages=(("system", ""), ("user", " "), ("assistant", ""), ("user", "b")), model="tiny", request_id="ä b"
     )
@@ -120,6 +170,10 @@ def test_good_requests_pass() -> None:
         GOOD,
         asked(temperature=100.0, top_p=1e-6, top_k=2**31 - 1),
         neutral,
+        furthest,
+        only_ends,
+        asked(allowed_token_ids=(1,)),
+        replace(asked(n=3, logprobs=0), resume=Resume(token_ids=(1,), more=((), (2, 3)))),
         chat,
         Ask(prompt_token_ids=(0, 99)),
     ):
@@ -147,6 +201,7 @@ def test_errors_fit_into_metadata() -> None:
     asks = [
         Ask(messages=((huge, huge),) * 32, model=huge, request_id=huge, options=Options(stop=("",) * 16)),
         Ask(prompt=huge, options=Options(stop=(huge,) * 16, stop_token_ids=(-1,) * 1000)),
+        asked(bad_words=(huge,) * 64, logit_bias=dict.fromkeys(range(-(2**31), 1024 - 2**31), math.nan)),
     ]
     for ask in asks:
         error = validate.error(validate.check(ask, LIMITS))
@@ -163,9 +218,11 @@ def test_a_huge_prompt_is_refused_fast() -> None:
 
 
 def test_room_for_the_answer() -> None:
-    def room(prompt: int, max_tokens: int | None, resumed: int = 0) -> tuple[int, list[str]]:
-        resume = Resume(token_ids=(1,) * resumed) if resumed else None
-        ask = replace(asked(max_tokens=max_tokens), resume=resume)
+    def room(
+        prompt: int, max_tokens: int | None, resumed: int = 0, more: int = 0, min_tokens: int | None = None
+    ) -> tuple[int, list[str]]:
+        resume = Resume(token_ids=(1,) * resumed, more=((1,) * more,)) if resumed or more else None
+        ask = replace(asked(max_tokens=max_tokens, min_tokens=min_tokens, n=2), resume=resume)
         tokens, wrong = validate.room(prompt, ask, LIMITS)
         return tokens, [f"{v.field}: {v.description}" for v in wrong]
 
@@ -178,3 +235,6 @@ def test_room_for_the_answer() -> None:
     assert "prompt: has 32 tokens; at most 31" in room(32, None)[1][0]
     assert "prompt: is empty" in room(0, None)[1][0]
     assert "resume.token_ids: 5 tokens; at most 4" in room(16, 4, resumed=5)[1][0]
+    assert "resume.more[0].token_ids: 5 tokens; at most 4" in room(16, 4, more=5)[1][0]
+    assert room(20, None, min_tokens=12) == (12, [])
+    assert "sampling.min_tokens: 13; at most 12, which is max_tokens" in room(20, None, min_tokens=13)[1][0]
