@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import subprocess
@@ -19,7 +20,7 @@ import psutil
 from deploy import processes
 from deploy.config import DEFAULT_MODEL
 from deploy.placement import StartError
-from kadence import ClusterStatus
+from kadence import AsyncClient, ClusterStatus, ReplicaStatus
 from services.model.fetch import resolve
 
 
@@ -63,6 +64,16 @@ def _command(home: str, *arguments: str) -> None:
     if result.returncode != 0:
         print(result.stderr, file=sys.stderr)
         raise StartError(f"kadence {arguments[0]}", f"exit status {result.returncode}", result.stderr)
+
+
+async def idle_verifier(client: AsyncClient) -> ReplicaStatus:
+    """The first verifier once it reports that it is idle: reports are rate-limited, the last may be on its way."""
+    for _ in range(20):
+        verifier = next(replica for replica in (await client.status()).replicas if replica.kind == "verifier")
+        if not verifier.running and not verifier.waiting and not verifier.kv_pages_used:
+            break
+        await asyncio.sleep(0.25)
+    return verifier
 
 
 def pid_of(status: ClusterStatus, kind: str) -> int:

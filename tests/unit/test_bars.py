@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import inspect
 import json
 import math
 import re
@@ -9,11 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from bench import stats, tasks
+from bench import options, stats, tasks
 from bench.bars import __main__ as command
 from bench.bars import groups, report
 from bench.bars.bar import Bar, number
 from bench.tasks import Prompts
+from kadence import SamplingOptions
 from kadence.errors import ConfigError
 
 
@@ -89,6 +92,27 @@ def test_every_group_is_found_and_fits_its_time() -> None:
     assert one.module == "bench.bars.first_light.rows"
     with pytest.raises(ConfigError, match="first-light"):
         groups.capabilities("second-light")
+
+
+def test_the_depth_group() -> None:
+    found = {capability.name.partition("/")[2]: capability for capability in groups.capabilities("depth")}
+    assert set(found) == {"options", "prefix", "pressure", "long-prompt", "openai", "http", "families"}
+    assert all(0 < capability.minutes <= 10 for capability in found.values())
+    assert sum(capability.minutes for capability in found.values()) <= 25
+    for capability in found.values():
+        assert inspect.isasyncgenfunction(importlib.import_module(capability.module).measure)
+
+
+def test_options_put_to_the_test_are_all_there_are() -> None:
+    ids = list(range(400))
+    single, drawn = options.alone(ids), options.combinations(200, ids)
+    assert drawn == options.combinations(200, ids) != options.combinations(200, ids, seed=1)
+    # What does not decide tokens, or is the measurement's own.
+    others = {"seed", "max_tokens", "rule", "max_draft_tokens"}
+    known = set(SamplingOptions.__annotations__) - others
+    assert {name for _, chosen in single for name in chosen} == known
+    assert {name for chosen in drawn for name in chosen} == known
+    assert options.is_plain({"temperature": 1.0, "top_p": 0.5}) and not options.is_plain({"min_p": 0.1})
 
 
 def test_our_prompts_are_enough_and_differ() -> None:

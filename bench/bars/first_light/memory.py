@@ -9,7 +9,7 @@ from typing import Any
 from bench import stats
 from bench.bars.bar import Bar
 from bench.bars.bench import Bench
-from bench.cluster import pid_of, resident, running
+from bench.cluster import idle_verifier, pid_of, resident, running
 from bench.load import play
 from bench.reference import Reference
 from deploy.config import DEFAULT_MODEL
@@ -57,7 +57,7 @@ async def _flat(bench: Bench, client: AsyncClient, ids: list[int]) -> list[Bar]:
         note = f"{settled[0][1]:.0f} MiB after warm-up, {settled[-1][1]:.0f} after {blocks * _BLOCK} requests"
         name = f"{kind} growth per 1,000 requests"
         bars.append(Bar.of(name, estimate, "<=", 4, unit="MiB", note=note, samples={"mib": points[kind]}))
-    verifier = await _idle_verifier(client)
+    verifier = await idle_verifier(client)
     used, total = verifier.kv_pages_used, verifier.kv_pages_total
     return [Bar.count("KV pages still in use at the end", used, total), *bars]
 
@@ -75,16 +75,6 @@ def _short(ids: list[int], number: int) -> dict[str, Any]:
 
 async def _verifier(client: AsyncClient) -> ReplicaStatus:
     return next(replica for replica in (await client.status()).replicas if replica.kind == "verifier")
-
-
-async def _idle_verifier(client: AsyncClient) -> ReplicaStatus:
-    """The verifier once it reports that it is idle: reports are rate-limited, the last one may be on its way."""
-    for _ in range(20):
-        verifier = await _verifier(client)
-        if not verifier.running and not verifier.waiting and not verifier.kv_pages_used:
-            break
-        await asyncio.sleep(0.25)
-    return verifier
 
 
 async def _peak(bench: Bench, client: AsyncClient, ids: list[int]) -> Bar:

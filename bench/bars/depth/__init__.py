@@ -1,0 +1,1 @@
+"""Depth: every option exact under speculation, prefixes reused, pages never short, and the door people already know."""
