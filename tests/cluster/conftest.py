@@ -25,3 +25,14 @@ async def pair(request: pytest.FixtureRequest, tokenizer_folder: Path) -> AsyncI
         async with FakeVerifier(cluster.inner, inproc_name=name) as verifier:
             await until(lambda: verifier.streams)
             yield cluster, verifier
+
+
+@pytest.fixture
+async def web(tokenizer_folder: Path) -> AsyncIterator[tuple[Cluster, FakeVerifier]]:
+    """A scheduler with its HTTP API, and one verifier, attached."""
+    async with (
+        scheduler(tokenizer_folder, "inproc", http_port=0, max_queue=4) as cluster,
+        FakeVerifier(cluster.inner, inproc_name="verifier") as verifier,
+    ):
+        await until(lambda: verifier.streams)
+        yield cluster, verifier

@@ -24,6 +24,12 @@ def counting(submit: verifier_pb2.Submit) -> Sequence[int]:
     return [2 + (sum(submit.prompt_token_ids) + i) % 300 for i in range(submit.sampling.max_tokens)]
 
 
+def logprobs(token: int, count: int) -> types_pb2.TokenLogprobs:
+    """What it says of a token: a made-up law in which the ids from `token` - 1 on are the likeliest."""
+    ids = [(token - 1 + i) % tiny_model.VOCAB_SIZE for i in range(count)]
+    return types_pb2.TokenLogprobs(logprob=-1.5, top_token_ids=ids, top_logprobs=[-1.0 - 0.5 * i for i in range(count)])
+
+
 @dataclass(eq=False)
 class Running:
     """A request at this verifier; its answer is known from the start."""
@@ -177,7 +183,10 @@ class FakeVerifier(verifier_pb2_grpc.VerifierServiceServicer):
         if reason:
             stopped = reason == types_pb2.FINISH_REASON_STOP
             terminal = verifier_pb2.Terminal(reason=reason, stop_token_id=tokens[-1] if stopped else -1)
-        return verifier_pb2.RequestUpdate(stamp=stamp, token_ids=tokens, terminal=terminal)
+        update = verifier_pb2.RequestUpdate(stamp=stamp, token_ids=tokens, terminal=terminal)
+        if (sampling := entry.submit.sampling).HasField("logprobs"):
+            update.logprobs.extend(logprobs(token, sampling.logprobs) for token in tokens)
+        return update
 
     def _say(self, *updates: verifier_pb2.RequestUpdate) -> None:
         self._out.put_nowait(verifier_pb2.DecodeResponse(step=self._step, updates=updates))

@@ -20,14 +20,13 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from kadence.errors import APIError, FieldViolation, NotFoundError
+from kadence.errors import APIError, NotFoundError
 from services.runtime.errors import to_api_error
-from services.scheduler import validate
 from services.scheduler.generation import Intake
 from services.scheduler.http import body, errors, requests
 from services.scheduler.http.edge import REQUEST_ID
 from services.scheduler.http.job import Event, Job
-from services.scheduler.http.shapes import CHAT, COMPLETION, Chunks, Shape, Whole, encode
+from services.scheduler.http.shapes import CHAT, COMPLETION, Chunks, Shape, Whole, encode_bytes
 from services.scheduler.request import Ask
 from services.scheduler.tokenizer import Tokenizer
 
@@ -82,15 +81,15 @@ class Api:
         return _json({"object": "list", "data": [self._model()]})
 
     async def model(self, request: Request) -> Response:
-        """The one model. Raises InvalidRequestError, which says 404, for another name."""
-        name, served = request.path_params["name"], self._intake.limits().model
-        if name != served:
-            raise validate.error([FieldViolation("model", f"unknown model {name[:64]!r}; served: {served!r}")])
+        """The one model."""
+        self._know(request.path_params["name"])
         return _json(self._model())
 
     async def completions(self, request: Request) -> Response:
         """One answer, or n, for each prompt."""
         asked = requests.parse(requests.CompletionRequest, await body.read(request))
+        if asked.model:
+            self._know(asked.model)
         options, request_id, prompts = asked.options(), request.scope[REQUEST_ID], asked.prompts()
         if len(prompts) > 1 and options.seed is None:  # each prompt's answers are those it would have alone
             options = replace(options, seed=secrets.randbits(_SEED_BITS))
@@ -110,6 +109,8 @@ class Api:
     async def chat(self, request: Request) -> Response:
         """The next message of a conversation, or n of them."""
         asked = requests.parse(requests.ChatRequest, await body.read(request))
+        if asked.model:
+            self._know(asked.model)
         ask = Ask(
             request_id=request.scope[REQUEST_ID],
             model=asked.model,
@@ -118,6 +119,11 @@ class Api:
         )
         job = await Job.open(self._intake, ask.request_id, [ask], [asked.names()], request.receive)
         return await self._answer(CHAT, asked, job)
+
+    def _know(self, model: str) -> None:
+        served = self._intake.limits().model
+        if model != served:
+            raise errors.ModelNotFoundError(model, served)
 
     def _model(self) -> dict[str, Any]:
         limits = self._intake.limits()
@@ -176,7 +182,7 @@ class _Stream(Response):
                                 await write(data)
                 except Exception as exc:
                     if not self._job.left:
-                        await write(b"data: " + encode(errors.answer(to_api_error(exc)).body).encode() + b"\n\n")
+                        await write(b"data: " + encode_bytes(errors.answer(to_api_error(exc)).body) + b"\n\n")
                 await write(b"", more=False)
         except TimeoutError:
             _log.warning("the client does not read; its connection is closed")
@@ -216,4 +222,4 @@ async def _http_error(request: Request, exc: Exception) -> Response:
 
 
 def _json(content: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    return Response(encode(content), status, headers, "application/json")
+    return Response(encode_bytes(content), status, headers, "application/json")

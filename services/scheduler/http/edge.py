@@ -10,10 +10,11 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kadence.errors import APIError, FieldViolation, OverloadedError
+from services.runtime import logs
 from services.scheduler import validate
 from services.scheduler.http import errors
 from services.scheduler.http.metrics import HttpMetrics
-from services.scheduler.http.shapes import encode
+from services.scheduler.http.shapes import encode_bytes
 
 REQUEST_ID = "kadence.request_id"
 """Key of the scope."""
@@ -44,6 +45,7 @@ class Edge:
             await send(message)
 
         scope[REQUEST_ID] = request_id
+        logs.request_id.set(request_id)
         self._running += 1
         try:
             await (self._app if refused is None else _response(refused))(scope, receive, sending)
@@ -67,4 +69,4 @@ def _wrong_id(reason: str) -> APIError:
 
 def _response(error: APIError) -> Response:
     status, content, headers = errors.answer(error)
-    return Response(encode(content), status, headers | {"connection": "close"}, "application/json")
+    return Response(encode_bytes(content), status, headers | {"connection": "close"}, "application/json")

@@ -22,9 +22,17 @@ from kadence.errors import (
     UnavailableError,
     UnsupportedError,
 )
+from services.scheduler.http import fields
 
 _RETRY_UNAVAILABLE = 1.0
 _PATH = re.compile(r"^(?:sampling\.)?([^.\[]+)(.*)$")
+
+
+class ModelNotFoundError(NotFoundError):
+    """The request names a model that is not served."""
+
+    def __init__(self, name: str, served: str) -> None:
+        super().__init__(f"unknown model {fields.shown(name)}; served: {fields.shown(served)}")
 
 
 class Answer(NamedTuple):
@@ -46,6 +54,7 @@ _KINDS: tuple[tuple[type[APIError], _Kind], ...] = (
     (InvalidRequestError, _Kind(400, "invalid_request_error", None)),
     (AuthenticationError, _Kind(401, "authentication_error", "invalid_api_key")),
     (PermissionDeniedError, _Kind(403, "permission_error", "permission_denied")),
+    (ModelNotFoundError, _Kind(404, "invalid_request_error", "model_not_found")),
     (NotFoundError, _Kind(404, "invalid_request_error", "not_found")),
     (ConflictError, _Kind(409, "conflict_error", "conflict")),
     (OverloadedError, _Kind(429, "rate_limit_error", "rate_limit_exceeded")),
@@ -63,8 +72,8 @@ def answer(error: APIError) -> Answer:
     param = None
     if isinstance(error, InvalidRequestError) and error.violations:
         param = error.violations[0].field
-        if param == "model":
-            kind = _Kind(404, kind.type, "model_not_found")
+    elif isinstance(error, ModelNotFoundError):
+        param = "model"
     return Answer(kind.status, body(error.message, kind.type, param, kind.code), _retry(error))
 
 

@@ -27,6 +27,7 @@ _SAYS = {
     "list_type": "a list",
     "model_type": "an object",
     "string_type": "a string",
+    "string_unicode": "Unicode text",
 }
 
 
@@ -85,6 +86,7 @@ def _violation(item: Any, known: list[str]) -> FieldViolation:
     path = ""
     for part in item["loc"]:
         path += f"[{part}]" if isinstance(part, int) else f".{part}" if path else str(part)
+    path = path or "body"  # a field whose name is no text has no path
     if item["type"] == "extra_forbidden":
         close = difflib.get_close_matches(str(item["loc"][-1]), known, n=1)
         return FieldViolation(path, "unknown field" + (f"; did you mean {close[0]}?" if close else ""))

@@ -16,6 +16,11 @@ from services.scheduler.tokenizer import Tokenizer
 encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode
 
 
+def encode_bytes(value: Any) -> bytes:
+    """JSON of what may quote a client's text, which need not be Unicode."""
+    return encode(value).encode(errors="replace")
+
+
 class Shape(NamedTuple):
     """How one route shapes its answers."""
 
