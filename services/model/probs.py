@@ -3,29 +3,36 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from services.kernels.noise_ref import GUMBEL_SPAN, gumbel, key_tensor, noise_key
+from services.model.edits import Edits, apply
 
 _CHUNK = 128  # tokens whose maximum is taken first
+_LOWEST = torch.finfo(torch.float32).min  # below it is only -inf, which is never kept
 
 
 @dataclass(frozen=True)
 class RowLaw:
-    """How one row's token is drawn: the request's law, and the address of its noise (seed, absolute position)."""
+    """How one row's token is drawn: the request's law, and the address of its noise (seed, absolute position).
+
+    `edits` change the logits first; then come temperature, min-p, top-k and top-p, in this order.
+    """
 
     temperature: float
     top_k: int
     top_p: float
     seed: int
     position: int
+    min_p: float = 0.0
+    edits: Edits | None = field(default=None, compare=False)
 
     @property
     def filters(self) -> bool:
-        """Whether some tokens are excluded."""
+        """Whether top-k or top-p excludes some tokens."""
         return self.top_k > 0 or self.top_p < 1.0
 
 
@@ -35,11 +42,14 @@ def scale(logits: Tensor, temperature: float | Tensor) -> Tensor:
     return (wide - wide.amax(dim=-1, keepdim=True)) / temperature
 
 
-def keep(scaled: Tensor, top_k: int, top_p: float) -> Tensor:
-    """Ids (int64, likeliest first, ties smaller id first) that survive top-k, then top-p, of one row `scaled` [V].
+def keep(scaled: Tensor, top_k: int, top_p: float, min_p: float = 0.0) -> Tensor:
+    """Ids (int64, likeliest first, ties smaller id first) that survive min-p, top-k and top-p of one row `scaled` [V].
 
-    top_k 0 and top_p 1 keep all. top-p keeps the smallest set whose mass, after top-k, reaches it (Holtzman 2020).
+    min_p 0, top_k 0 and top_p 1 keep all but -inf. min-p drops what is less than min_p times as likely as the best
+    (Nguyen 2024); top-p keeps the smallest set whose mass, after the others, reaches it (Holtzman 2020).
     """
+    if min_p > 0:
+        scaled = scaled.masked_fill(scaled < scaled.amax() + math.log(min_p), -math.inf)
     total = float(torch.logsumexp(scaled, dim=-1))
     top_k = top_k if top_k < scaled.numel() else 0
     ids = (scaled >= _floor(scaled, total, top_k, top_p)).nonzero().squeeze(1)
@@ -50,12 +60,12 @@ def _floor(scaled: Tensor, total: float, top_k: int, top_p: float) -> float:
     """A scaled logit below which nothing survives; `total` is the log of the row's mass, top_k 0 or below V."""
     if top_k > 0:
         # Everything not below the k-th value: ties are then cut by id, as everywhere.
-        return float(torch.topk(scaled, top_k, sorted=False).values.min())
+        return max(float(torch.topk(scaled, top_k, sorted=False).values.min()), _LOWEST)
     if top_p < 1.0:
         # What lies below (1 - top_p) / V each is less than 1 - top_p together: the nucleus is among the rest. A
         # hundredth is left to rounding.
         return total + math.log(0.99 * (1.0 - top_p) / scaled.numel())
-    return -math.inf
+    return _LOWEST
 
 
 def _cut(ids: Tensor, values: Tensor, total: float, top_k: int, top_p: float) -> tuple[Tensor, Tensor]:
@@ -79,11 +89,17 @@ def draw(logits: Tensor, laws: list[RowLaw]) -> list[int]:
     Temperature 0 takes the best (ties: the smaller id); else Gumbel-max with the row's addressable noise, which draws
     from softmax(logits / temperature) after filters (Maddison et al. 2014).
     """
-    chosen = best(logits).tolist() if any(law.temperature == 0 for law in laws) else [0] * len(laws)
+    plain = any(law.temperature == 0 and law.edits is None for law in laws)
+    chosen = best(logits).tolist() if plain else [0] * len(laws)
+    edited = [i for i, law in enumerate(laws) if law.temperature == 0 and law.edits is not None]
+    if edited:
+        tokens = best(_edit(logits[edited], [laws[i] for i in edited])).tolist()
+        for i, token in zip(edited, tokens, strict=True):
+            chosen[i] = token
     sampled = [i for i, law in enumerate(laws) if law.temperature > 0]
     if sampled:
         sampled_laws = [laws[i] for i in sampled]
-        for i, token in zip(sampled, _draw_sampled(logits[sampled], sampled_laws), strict=True):
+        for i, token in zip(sampled, _draw_sampled(_edit(logits[sampled], sampled_laws), sampled_laws), strict=True):
             chosen[i] = token
     return chosen
 
@@ -102,9 +118,23 @@ def best(logits: Tensor) -> Tensor:
     return chunk * _CHUNK + inside
 
 
+def _edit(logits: Tensor, laws: list[RowLaw]) -> Tensor:
+    """The rows as their edits leave them; `logits` is a copy, and may be overwritten."""
+    if all(law.edits is None for law in laws):
+        return logits
+    logits = logits.float()
+    for row, law in zip(logits, laws, strict=True):
+        if law.edits is not None:
+            apply(row, law.edits)
+    return logits
+
+
 def _draw_sampled(logits: Tensor, laws: list[RowLaw]) -> list[int]:
     """Gumbel-max over each row's candidates. What needs the whole vocabulary is done for all rows at once."""
     scaled = scale(logits, torch.tensor([[law.temperature] for law in laws]))
+    for i, law in enumerate(laws):
+        if law.min_p > 0:  # the best is at 0
+            scaled[i].masked_fill_(scaled[i] < math.log(law.min_p), -math.inf)
     totals = torch.logsumexp(scaled, dim=-1).tolist()
     ks = [law.top_k if law.top_k < logits.shape[-1] else 0 for law in laws]
     floors = [

@@ -9,7 +9,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
+from torch import Tensor
 
+from services.model.logprobs import token_logprobs
 from services.model.probs import draw
 from services.verifier import batch, planning
 from services.verifier.acceptance import match
@@ -168,12 +170,13 @@ class Engine:
         self._totals.prompt_tokens += sum(part.prompt_rows for part in parts)
         row = 0
         for part in parts:
-            self._commit(part, chosen[row : row + part.work.samples], updates)
+            rows = slice(row, row + part.work.samples)
+            self._commit(part, chosen[rows], logits[rows], updates)
             row += part.work.samples
         if drafting := sum(1 for part in parts if part.drafted):
             self._pace.add_gain(sum(update.accepted for update in updates) / drafting)
 
-    def _commit(self, part: Part, chosen: list[int], updates: list[Update]) -> None:
+    def _commit(self, part: Part, chosen: list[int], logits: Tensor, updates: list[Update]) -> None:
         request, decode_step = part.request, part.request.decoding
         if not chosen:  # a prefill chunk that does not reach the end
             self._roster.commit(request, len(part.work.tokens), self._drafting.rows)
@@ -183,6 +186,7 @@ class Engine:
         tokens, terminal = request.append(chosen[: accepted + 1])
         # The newest token stays without KV; rejected rows, and rows past the end, are rolled back.
         self._roster.commit(request, request.pending - 1, self._drafting.rows)
+        wanted = request.sampling.logprobs
         update = replace(
             before,
             tokens=tokens,
@@ -192,6 +196,7 @@ class Engine:
             decode_step=decode_step,
             terminal=terminal,
             cached_tokens=(request.cached_tokens or 0) if request.round == 0 else 0,
+            logprobs=[] if wanted is None else token_logprobs(logits[: len(tokens)], tokens, wanted),
         )
         request.round += 1
         updates.append(update)

@@ -7,7 +7,8 @@ from kadence.internal import common_pb2, control_pb2, drafter_pb2, verifier_pb2
 from kadence.v1 import types_pb2
 from services.verifier.allocation import Policy
 from services.verifier.outcomes import EngineLoad, Update
-from services.verifier.request import FinishReason, Request, Sampling, Terminal
+from services.verifier.request import FinishReason, Request, Terminal
+from services.verifier.sampling import Sampling, check
 
 _REASONS = {
     FinishReason.STOP: types_pb2.FINISH_REASON_STOP,
@@ -44,19 +45,26 @@ def request_from(submit: verifier_pb2.Submit, owner: str, vocab_size: int, max_m
         raise InvalidRequestError.of("committed_token_ids", f"{len(committed)} tokens, max_tokens is {s.max_tokens}")
     if s.rule != types_pb2.RULE_MATCH:
         raise InvalidRequestError.of("rule", f"{types_pb2.Rule.Name(s.rule)} is not supported, only RULE_MATCH is")
-    if not (0 <= s.temperature <= 100 and 0 < s.top_p <= 1 and s.top_k >= 0):
-        raise InvalidRequestError.of(
-            "sampling", f"temperature {s.temperature}, top_p {s.top_p}, top_k {s.top_k} is out of range"
-        )
     sampling = Sampling(
         temperature=s.temperature,
         top_p=s.top_p,
         top_k=s.top_k,
         seed=s.seed,
         max_tokens=s.max_tokens,
-        stop_token_ids=frozenset(s.stop_token_ids),
+        # A model may name an end id that it has no row for; nothing can produce it.
+        stop_token_ids=frozenset(token for token in s.stop_token_ids if 0 <= token < vocab_size),
         max_draft_tokens=s.max_draft_tokens if s.HasField("max_draft_tokens") else None,
+        min_p=s.min_p,
+        repetition_penalty=s.repetition_penalty,
+        presence_penalty=s.presence_penalty,
+        frequency_penalty=s.frequency_penalty,
+        logit_bias=dict(s.logit_bias),
+        allowed_token_ids=tuple(s.allowed_token_ids),
+        bad_words=tuple(tuple(word.token_ids) for word in s.bad_words),
+        min_tokens=s.min_tokens,
+        logprobs=s.logprobs if s.HasField("logprobs") else None,
     )
+    check(sampling, vocab_size)
     return Request(
         request_id=submit.stamp.request_id,
         attempt=submit.stamp.attempt,
@@ -80,6 +88,10 @@ def update_message(update: Update) -> verifier_pb2.RequestUpdate:
         accepted=update.accepted,
         decode_step=update.decode_step,
         cached_tokens=update.cached_tokens,
+        logprobs=[
+            types_pb2.TokenLogprobs(logprob=it.logprob, top_token_ids=it.top_ids, top_logprobs=it.top)
+            for it in update.logprobs
+        ],
     )
     if update.terminal is not None:
         message.terminal.CopyFrom(terminal_message(update.terminal))

@@ -6,6 +6,7 @@ import statistics
 from collections import deque
 from dataclasses import dataclass, field, replace
 
+from services.model.logprobs import TokenLogprobs as TokenLogprobs
 from services.verifier.request import Request, Terminal
 
 
@@ -26,6 +27,8 @@ class Update:
     terminal: Terminal | None = None
     cached_tokens: int = 0
     """Prompt tokens whose KV was reused; in the first update with tokens only."""
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    """One per token if the request asks for them, else none."""
 
 
 @dataclass

@@ -31,8 +31,10 @@ class Part:
     @property
     def laws(self) -> list[RowLaw]:
         """How the token after each sampled row is drawn."""
-        first = len(self.request.tokens)
-        return [self.request.law(first + j) for j in range(self.work.samples)]
+        if not self.work.samples:
+            return []
+        edits = self.request.edits(self.draft)
+        return [self.request.law(position, row) for position, row in enumerate(edits, len(self.request.tokens))]
 
 
 def wants(roster: Roster, policy: Policy) -> list[tuple[Request, int]]:

@@ -5,21 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
+from services.model.edits import Edits
 from services.model.probs import RowLaw
+from services.verifier.history import History
 from services.verifier.paged_kv import PageList
-
-
-@dataclass(frozen=True)
-class Sampling:
-    """Validated sampling of one request (see kadence.internal.Sampling)."""
-
-    temperature: float
-    top_p: float
-    top_k: int
-    seed: int
-    max_tokens: int
-    stop_token_ids: frozenset[int]
-    max_draft_tokens: int | None
+from services.verifier.sampling import Sampling as Sampling
 
 
 class FinishReason(Enum):
@@ -59,6 +49,7 @@ class Request:
     round: int = 0
     arrival: int = 0
     pages: PageList = field(default_factory=PageList)
+    _history: History | None = field(default=None, init=False, repr=False)
     addresses: list[bytes] = field(default_factory=list)
     """Of the full pages of `tokens` so far (see prefix.extend)."""
     cached_tokens: int | None = None
@@ -84,10 +75,18 @@ class Request:
         """Tokens it may still produce."""
         return self.sampling.max_tokens - self.produced
 
-    def law(self, position: int) -> RowLaw:
+    def law(self, position: int, edits: Edits | None = None) -> RowLaw:
         """How the token at absolute `position` is drawn."""
         s = self.sampling
-        return RowLaw(s.temperature, s.top_k, s.top_p, s.seed, position)
+        return RowLaw(s.temperature, s.top_k, s.top_p, s.seed, position, s.min_p, edits)
+
+    def edits(self, draft: list[int]) -> list[Edits | None]:
+        """What the options change in the logits after the newest token, and after each of `draft`."""
+        if not self.sampling.edits:
+            return [None] * (1 + len(draft))
+        if self._history is None:
+            self._history = History(self.sampling, self.tokens[: self.prompt_length])
+        return self._history.edits(self.tokens, draft)
 
     def append(self, tokens: list[int]) -> tuple[list[int], Terminal | None]:
         """Commits tokens up to and including the one that ends the request; returns those committed, and the end."""

@@ -135,7 +135,8 @@ class Client:
         **sampling: Any,
     ) -> None:
         """Sends one request; greedy unless told otherwise."""
-        options = {"top_p": 1.0, "rule": types_pb2.RULE_MATCH, "max_tokens": max_tokens, **sampling}
+        neutral = {"top_p": 1.0, "repetition_penalty": 1.0, "rule": types_pb2.RULE_MATCH}
+        options = {**neutral, "max_tokens": max_tokens, **sampling}
         message = pb.Submit(
             stamp=common_pb2.Stamp(request_id=name, attempt=attempt),
             prompt_token_ids=prompt,

@@ -20,7 +20,7 @@ VOCAB, CONTEXT = 100, 32
 def submit(
     name: str = "r", prompt: tuple[int, ...] = (1, 2, 3), committed: tuple[int, ...] = (), **sampling: Any
 ) -> verifier_pb2.Submit:
-    defaults = {"top_p": 1.0, "max_tokens": 10, "rule": types_pb2.RULE_MATCH, "seed": 7}
+    defaults = {"top_p": 1.0, "repetition_penalty": 1.0, "max_tokens": 10, "rule": types_pb2.RULE_MATCH, "seed": 7}
     return verifier_pb2.Submit(
         stamp=common_pb2.Stamp(request_id=name, attempt=3),
         prompt_token_ids=prompt,

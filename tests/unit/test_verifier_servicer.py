@@ -38,7 +38,7 @@ class Stream:
         self._task = asyncio.create_task(self._run(servicer))
 
     def submit(self, name: str, attempt: int) -> None:
-        sampling = common_pb2.Sampling(top_p=1.0, max_tokens=5, rule=types_pb2.RULE_MATCH)
+        sampling = common_pb2.Sampling(top_p=1.0, repetition_penalty=1.0, max_tokens=5, rule=types_pb2.RULE_MATCH)
         stamp = common_pb2.Stamp(request_id=name, attempt=attempt)
         submit = pb.Submit(stamp=stamp, prompt_token_ids=[1], sampling=sampling)
         self._outgoing.put_nowait(pb.DecodeRequest(submits=[submit]))
