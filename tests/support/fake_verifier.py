@@ -24,6 +24,12 @@ def counting(submit: verifier_pb2.Submit) -> Sequence[int]:
     return [2 + (sum(submit.prompt_token_ids) + i) % 300 for i in range(submit.sampling.max_tokens)]
 
 
+def seeded(submit: verifier_pb2.Submit) -> Sequence[int]:
+    """An answer that is a function of prompt and seed alone."""
+    first = sum(submit.prompt_token_ids) + 7 * submit.sampling.seed
+    return [2 + (first + i) % 300 for i in range(submit.sampling.max_tokens)]
+
+
 def logprobs(token: int, count: int) -> types_pb2.TokenLogprobs:
     """What it says of a token: a made-up law in which the ids from `token` - 1 on are the likeliest."""
     ids = [(token - 1 + i) % tiny_model.VOCAB_SIZE for i in range(count)]
@@ -61,6 +67,8 @@ class FakeVerifier(verifier_pb2_grpc.VerifierServiceServicer):
     running: dict[tuple[str, int], Running] = field(default_factory=dict)
     refuse: tuple[str, str] | None = None
     """(code, message) that every new request fails with."""
+    cached: int = 0
+    """Prompt tokens it says it has reused, of every request."""
 
     def __post_init__(self) -> None:
         self.gate = asyncio.Event()
@@ -100,6 +108,13 @@ class FakeVerifier(verifier_pb2_grpc.VerifierServiceServicer):
     def hang_up(self) -> None:
         """Ends the Decode stream, and no more."""
         self._out.put_nowait(None)
+
+    def fail(self, request_id: str, code: str, message: str) -> None:
+        """Fails a running request."""
+        key = next(key for key in self.running if key[0] == request_id)
+        failed = self._update(self.running.pop(key), [], types_pb2.FINISH_REASON_FAILED)
+        failed.terminal.error_code, failed.terminal.error_message = code, message
+        self._say(failed)
 
     def description(self) -> common_pb2.Description:
         return common_pb2.Description(
@@ -168,7 +183,9 @@ class FakeVerifier(verifier_pb2_grpc.VerifierServiceServicer):
         if reason:
             del self.running[key]
         update = self._update(entry, tokens, reason)
-        if not first:
+        if first:
+            update.cached_tokens = self.cached
+        else:
             update.decode_step, update.drafted, update.verified = True, 7, 5
             update.accepted = len(tokens) - 1
         entry.done += len(tokens)

@@ -23,6 +23,7 @@ class Result:
     started: inference_pb2.Started | None = None
     token_ids: list[int] = field(default_factory=list)
     text: str = ""
+    logprobs: list[types_pb2.TokenLogprobs] = field(default_factory=list)
     finished: inference_pb2.Finished | None = None
     chunks: int = 0
 
@@ -37,6 +38,7 @@ class Result:
             assert response.chunk.token_ids
             self.chunks += 1
             self.token_ids += response.chunk.token_ids
+            self.logprobs += response.chunk.logprobs
             self.text += response.chunk.text
         else:
             self.finished = response.finished
@@ -63,6 +65,22 @@ class Cluster:
         async for response in self.stub.Generate(request, timeout=seconds):
             result.take(response)
         return result
+
+    async def answers(self, request: inference_pb2.GenerateRequest, seconds: float = 20.0) -> list[Result]:
+        """All answers of one request; raises APIError."""
+        return (await self.events(request, seconds))[0]
+
+    async def events(
+        self, request: inference_pb2.GenerateRequest, seconds: float = 20.0
+    ) -> tuple[list[Result], list[inference_pb2.GenerateResponse]]:
+        """All answers, and the messages that brought them."""
+        results, seen = [Result() for _ in range(request.sampling.n or 1)], []
+        async for response in self.stub.Generate(request, timeout=seconds):
+            seen.append(response)
+            event = response.WhichOneof("event")
+            for result in results if event == "started" else [results[getattr(response, event).index]]:
+                result.take(response)
+        return results, seen
 
     async def status(self) -> inference_pb2.GetStatusResponse:
         return await self.stub.GetStatus(inference_pb2.GetStatusRequest(), timeout=5)
