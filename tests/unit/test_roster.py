@@ -139,6 +139,138 @@ def test_removal_frees_waiting_and_running() -> None:
         it.add(request("a", 1))
 
 
+def text(name: str, tokens: list[int], max_tokens: int = 8) -> Request:
+    """A request of which the tokens matter."""
+    it = request(name, len(tokens), max_tokens)
+    it.tokens = list(tokens)
+    return it
+
+
+SHARED = [1] * 2 * PAGE
+
+
+def test_who_comes_later_begins_with_what_is_cached() -> None:
+    it = running(20, text("a", [*SHARED, 2]), prefix_caching=True)
+    it.add(text("b", [*SHARED, 3, 3]))
+    it.add(text("c", [3, *SHARED]))
+    b, c = it.admit()
+    assert (b.pages.committed, b.cached_tokens, b.pending) == (8, 8, 2)
+    assert (c.pages.committed, c.cached_tokens) == (0, 0)
+    assert (it.looked_up, it.reused) == (10 + 9, 8)  # a was admitted by hand
+    it.pool.check()
+
+
+def test_one_token_is_left_to_compute() -> None:
+    it = running(20, text("a", SHARED), prefix_caching=True)
+    it.add(text("b", SHARED))
+    it.add(text("c", [*SHARED, 1]))
+    b, c = it.admit()
+    assert (b.pages.committed, b.pending) == (4, 4) and (c.pages.committed, c.pending) == (8, 1)
+    assert not b.decoding and not c.decoding
+
+
+def test_cached_pages_that_nobody_holds_count_when_they_are_taken() -> None:
+    it = running(7, text("a", [*SHARED, 2]), prefix_caching=True)
+    it.remove(it.running[0])
+    assert it.pool.used == 0 and it.pool.available == 7
+    it.add(text("b", [5] * 15))
+    it.add(text("c", [*SHARED, 2, 3]))
+    assert names(it.admit()) == ["b"]  # 4 pages and one to grow; c's are 3, cached or not
+    it.remove(it.running[0])
+    assert names(it.admit()) == ["c"] and it.pool.used == 2
+
+
+def test_shared_pages_count_once() -> None:
+    """Five requests of three pages each on seven."""
+    it = running(7, text("a", [*SHARED, 2], 1), prefix_caching=True)
+    for name in "bcde":
+        it.add(text(name, [*SHARED, 3], 2))
+    assert names(it.admit()) == ["b", "c", "d", "e"]
+    for r in it.running[1:]:
+        prefill(it, r)
+    assert it.pool.used == 7 and it.preemptions == 0
+    it.pool.check()
+
+
+def test_the_same_prefix_is_computed_once() -> None:
+    """Who would compute the same pages at the same time waits for them; who would not passes."""
+    it = roster(40, 8, text("a", [*SHARED, 2]), text("b", [*SHARED, 3]), text("c", [4] * 9), prefix_caching=True)
+    a, c = it.admit()
+    assert names([a, c]) == ["a", "c"] and names(it.waiting) == ["b"]
+    assert it.reserve(a, 6) == 6
+    it.commit(a, 6)
+    assert it.admit() == []
+    assert it.reserve(a, 2) == 2
+    it.commit(a, 2)  # a still prefills, but what b needs is there
+    (b,) = it.admit()
+    assert b.pages.committed == 8 and b.cached_tokens == 8
+
+
+def test_nobody_waits_for_a_page_that_is_not_its_next() -> None:
+    it = roster(40, 8, text("a", [1] * 12), text("b", [2] * 4 + [1] * 8), text("c", [1] * 3), prefix_caching=True)
+    assert names(it.admit()) == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize("leave", ["removed", "pre-empted"])
+def test_nobody_waits_for_one_that_left(leave: str) -> None:
+    it = roster(40, 8, text("o", [7] * 5), text("a", [*SHARED, 2]), text("b", [*SHARED, 3]), prefix_caching=True)
+    o, a = it.admit()
+    assert it.reserve(a, 4) == 4
+    it.commit(a, 4)
+    if leave == "removed":
+        it.remove(a)
+        (b,) = it.admit()
+        assert b.request_id == "b" and b.pages.committed == 4
+    else:
+        it._preempt(a)
+        assert names(it.admit()) == ["a"] and a.pages.committed == 4 and names(it.waiting) == ["b"]
+
+
+def test_nobody_waits_for_who_decodes() -> None:
+    """It would fill the page in its own time."""
+    it = running(40, text("a", [*SHARED, 2]), prefix_caching=True)
+    it.add(text("b", [*SHARED, 2, 1, 1, 1, 5]))
+    assert names(it.admit()) == ["b"]
+
+
+def test_seats_are_kept_for_who_waits_for_a_page() -> None:
+    it = roster(40, 3, *(text(n, [*SHARED, 2]) for n in "abc"), *(text(n, [9, 9]) for n in "de"), prefix_caching=True)
+    assert names(it.admit()) == ["a"] and names(it.waiting) == ["b", "c", "d", "e"]
+    prefill(it, it.running[0])
+    assert names(it.admit()) == ["b", "c"]
+
+
+def test_who_gave_way_finds_its_pages_again() -> None:
+    it = running(8, text("old", [5] * 8), text("a", [*SHARED, 2, 2], 30), prefix_caching=True)
+    a = it.running[1]
+    a.cached_tokens = 0  # as when it was first admitted
+    it._preempt(a)
+    assert it.admit() == [a] and a.pages.committed == 8 and a.cached_tokens == 0
+    assert (it.looked_up, it.reused) == (0, 0)  # its own pages are no news
+    it.pool.check()
+
+
+def test_answers_are_cached_too() -> None:
+    """The next turn of a talk begins with the last one's prompt and answer."""
+    it = running(20, text("a", [1] * 6), prefix_caching=True)
+    a = it.running[0]
+    for token in (2, 3, 4):
+        assert it.reserve(a, 1) == 1
+        it.commit(a, 1)
+        a.tokens.append(token)
+    said = list(a.tokens)
+    it.remove(a)
+    it.add(text("b", [*said, 9, 9]))
+    assert it.admit()[0].cached_tokens == 8
+
+
+def test_without_caching_nothing_is_kept() -> None:
+    it = running(20, text("a", [*SHARED, 2]))
+    it.add(text("b", [*SHARED, 2]))
+    (b,) = it.admit()
+    assert (b.cached_tokens, b.pages.committed, it.looked_up, it.reused) == (0, 0, 0, 0)
+
+
 def test_outstanding_tokens() -> None:
     a, b = request("a", 7, 5), request("b", 3, 2)
     it = roster(8, 1, a, b)
