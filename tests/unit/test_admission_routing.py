@@ -19,6 +19,22 @@ def test_admit(queued: int, free: int, verdict: Verdict) -> None:
     assert admission.admit(queued=queued, max_queue=4, free=free) is verdict
 
 
+@pytest.mark.parametrize(
+    ("queued", "free", "count", "verdict"),
+    [
+        (0, 3, 3, Verdict.RUN),
+        (0, 3, 4, Verdict.WAIT),  # three run, one waits
+        (0, 3, 7, Verdict.WAIT),
+        (0, 3, 8, Verdict.REFUSE),
+        (0, 0, 5, Verdict.REFUSE),
+        (2, 3, 2, Verdict.WAIT),  # behind those that wait
+        (2, 3, 3, Verdict.REFUSE),
+    ],
+)
+def test_answers_of_one_request_are_admitted_together(queued: int, free: int, count: int, verdict: Verdict) -> None:
+    assert admission.admit(queued=queued, max_queue=4, free=free, count=count) is verdict
+
+
 def test_without_a_queue_a_free_place_is_still_taken() -> None:
     assert admission.admit(queued=0, max_queue=0, free=1) is Verdict.RUN
     assert admission.admit(queued=0, max_queue=0, free=0) is Verdict.REFUSE

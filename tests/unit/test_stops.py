@@ -73,6 +73,47 @@ def test_against_plain_search(seed: int) -> None:
         assert not kept or any(stop.startswith(kept) for stop in stops)
 
 
+def test_a_match_that_does_not_count_is_text() -> None:
+    def scan(*pieces: tuple[str, bool], stop: str = "abab") -> tuple[str, str | None]:
+        scanner, shown, match = StopScanner((stop,)), "", None
+        for text, counts in pieces:
+            part, match = scanner.feed(text, counts=counts)
+            shown += part
+        return shown + scanner.flush(), match
+
+    assert scan(("abab", False), ("x", True)) == ("ababx", None)
+    assert scan(("xab", False), ("ab", True)) == ("x", "abab")  # it may begin before it counts
+    assert scan(("abab", False), ("ab", True)) == ("ab", "abab")  # and overlap with one that did not
+    assert scan(("aa", False), ("b", False), ("aaa", True), stop="aa") == ("aab", "aa")
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_min_tokens_against_plain_search(tokenizer: Tokenizer, seed: int) -> None:
+    """The stop string that ends first, among those that end with a later token than the `min_tokens`-th."""
+    rng = random.Random(seed)
+    ids = tokenizer.encode("".join(rng.choice(["a", "b", "the ", "日"]) for _ in range(30)))
+    stops = tuple({"".join(rng.choice("ab日") for _ in range(rng.randrange(1, 4))) for _ in range(2)})
+    least = rng.randrange(len(ids))
+    early = len(tokenizer.decode(ids[:least]).rstrip("\ufffd"))  # characters that are complete by then
+    text = tokenizer.decode(ids)
+    ends = sorted(
+        (at + len(stop), -len(stop), stop)
+        for stop in stops
+        for at in range(len(text))
+        if text.startswith(stop, at) and at + len(stop) > early
+    )
+    expected = text[: ends[0][0] + ends[0][1]] if ends else text
+    for size in (1, 3, len(ids)):
+        answer, shown = Answer(tokenizer.detokenizer(), stops, least), ""
+        for start in range(0, len(ids), size):
+            shown += answer.feed(ids[start : start + size])[1]
+            if answer.stop_match is not None:
+                break
+        assert shown + answer.finish() == expected
+        assert answer.stop_match == (ends[0][2] if ends else None)
+        assert len(answer.token_ids) > least
+
+
 def test_the_answer_ends_with_the_token_that_completes_the_stop(tokenizer: Tokenizer) -> None:
     ids = tokenizer.encode("hello wor|stop here| and more")
     answer = Answer(tokenizer.detokenizer(), ("|stop",))
