@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -36,11 +37,13 @@ class Processes:
 
     def start_scheduler(self) -> None:
         port = f"scheduler.port={self._port}"
-        self.scheduler = self._start("scheduler", port, "policy.name=fixed:7", *self._model)
+        self.scheduler = self._start(
+            "scheduler", port, "scheduler.drain_seconds=0.1", "policy.name=fixed:7", *self._model
+        )
 
-    def kill_scheduler(self) -> None:
-        self.scheduler.kill()
-        self.scheduler.wait(10)
+    def end_scheduler(self, how: signal.Signals) -> None:
+        self.scheduler.send_signal(how)
+        self.scheduler.wait(20)
 
     def close(self) -> None:
         for process in self._running:
@@ -72,18 +75,18 @@ def cluster(tiny_llama: TinyLlama) -> Iterator[Processes]:
         found.close()
 
 
-def interrupted(cluster: Processes, **options: Any) -> tuple[GenerateResult, str]:
-    """The result of a stream whose scheduler is killed after some tokens, and the text that was shown."""
-    shown, received, killed = [], 0, False
+def interrupted(cluster: Processes, how: signal.Signals = signal.SIGKILL, **options: Any) -> tuple[GenerateResult, str]:
+    """The result of a stream whose scheduler is ended after some tokens, and the text that was shown of answer 0."""
+    shown, received, ended = [], 0, False
     with Client(cluster.endpoint, retry=PATIENT) as client, client.stream(**options) as stream:
         for chunk in stream:
-            shown.append(chunk.text)
+            shown += [chunk.text] if chunk.index == 0 else []
             received += len(chunk.token_ids)
-            if not killed and received >= 20:
-                killed = True
-                cluster.kill_scheduler()
+            if not ended and received >= 20:
+                ended = True
+                cluster.end_scheduler(how)
                 cluster.start_scheduler()
-        assert stream.resumes >= 1, "the answer was complete before the kill could interrupt it"
+        assert stream.resumes >= 1, "the answer was complete before anything could interrupt it"
         return stream.result, "".join(shown)
 
 
@@ -101,3 +104,25 @@ def test_the_tokens_are_as_if_nothing_had_been(
     assert cut.attempt >= 1 and uncut.attempt == 0
     if not sampling:
         tiny_llama.assert_same(PROMPT, list(cut.token_ids[:200]), tiny_llama.generate(PROMPT, 200))
+
+
+def test_several_answers_with_logprobs_and_penalties(cluster: Processes) -> None:
+    options = {"prompt_token_ids": PROMPT, "max_tokens": 200, "ignore_eos": True, "n": 3, "logprobs": 2, "seed": 5}
+    options |= {"temperature": 1.0, "frequency_penalty": 0.5, "repetition_penalty": 1.2}
+    cut, _ = interrupted(cluster, **options)
+    with Client(cluster.endpoint) as client:
+        uncut = client.generate(**options)
+    assert len(cut.alternatives) == 2
+    for one, other in zip((cut, *cut.alternatives), (uncut, *uncut.alternatives), strict=True):
+        assert (one.token_ids, one.text, one.seed) == (other.token_ids, other.text, other.seed)
+        assert len(one.logprobs) == 200
+        for mine, theirs in zip(one.logprobs, other.logprobs, strict=True):
+            assert [token for token, _ in mine.top] == [token for token, _ in theirs.top]
+            assert mine.logprob == pytest.approx(theirs.logprob, abs=1e-4)
+
+
+def test_a_scheduler_that_drains(cluster: Processes) -> None:
+    options = {"prompt_token_ids": PROMPT, "max_tokens": 1000, "ignore_eos": True, "max_draft_tokens": 0}
+    cut, _ = interrupted(cluster, signal.SIGTERM, **options)
+    with Client(cluster.endpoint) as client:
+        assert cut.token_ids == client.generate(**options).token_ids
