@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -104,8 +105,21 @@ def generate(kadence: Run) -> dict[str, Any]:
     return answer
 
 
+def over_http(kadence: Run, home: Path, printed: str) -> str:
+    """The text of the same request over HTTP, at the address that is recorded, printed and shown."""
+    address = record(home)["http"]
+    assert f"http://{address}/v1" in printed and address in kadence("status").stdout
+    body = {"prompt": "hello hello hello", "max_tokens": 24, "ignore_eos": True}
+    asked = urllib.request.Request(f"http://{address}/v1/completions", json.dumps(body).encode())
+    with urllib.request.urlopen(asked, timeout=60) as response:
+        text: str = json.load(response)["choices"][0]["text"]
+    return text
+
+
 @pytest.mark.parametrize("transport", ["grpc", "inproc"])
-def test_up_generate_down(transport: str, kadence: Run, nothing_left: Callable[[], None], model: Path) -> None:
+def test_up_generate_down(
+    transport: str, kadence: Run, nothing_left: Callable[[], None], model: Path, home: Path
+) -> None:
     up = kadence("up", "--transport", transport, "--model", str(model), "--policy", "fixed:3")
     assert up.returncode == 0, up.stderr
     for kind in ("scheduler", "drafter", "verifier"):
@@ -113,6 +127,7 @@ def test_up_generate_down(transport: str, kadence: Run, nothing_left: Callable[[
     answer = generate(kadence)
     assert len(answer["token_ids"]) == 24
     assert answer["stats"]["verified"] > 0 and len(answer["stats"]["k_hist"]) <= 4
+    assert over_http(kadence, home, up.stdout) == answer["text"]
     again = kadence("up", "--transport", transport, "--model", str(model))
     assert again.returncode == 1
     assert "a cluster is running already" in again.stderr and "kadence down" in again.stderr
@@ -129,6 +144,7 @@ def test_on_ray(kadence: Run, nothing_left: Callable[[], None], model: Path, hom
     assert up.returncode == 0, up.stderr
     assert record(home)["ray_address"].startswith("127.0.0.1:")
     answer = generate(kadence)
+    assert over_http(kadence, home, up.stdout) == answer["text"]
     status = json.loads(kadence("status", "--json").stdout)
     addresses = [replica["address"] for replica in status["replicas"]]
     assert all(address.startswith("127.0.0.1:") for address in addresses), addresses

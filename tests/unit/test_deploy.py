@@ -12,7 +12,17 @@ from pathlib import Path
 import pytest
 
 from deploy import processes, ray_app, ray_head
-from deploy.config import PUBLIC_PORT, SERVICES, free_port, load_plan, public_port, show_plan, to_toml
+from deploy.config import (
+    HTTP_PORT,
+    PUBLIC_PORT,
+    SERVICES,
+    free_port,
+    http_port,
+    load_plan,
+    public_port,
+    show_plan,
+    to_toml,
+)
 from deploy.demo import Printer, Round, table
 from deploy.placement import StartError
 from kadence import ConfigError, GenerateResult, Stats
@@ -89,6 +99,19 @@ def test_the_public_port_gives_way_only_if_nobody_chose_it() -> None:
         patch.setattr("deploy.config.PUBLIC_PORT", wanted := free_port())
         assert public_port(load_plan(None, {})) == wanted
     assert PUBLIC_PORT == 50051
+
+
+def test_the_http_port_gives_way_only_if_nobody_chose_it() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigError, match=rf"\[scheduler\] http_port: 127.0.0.1:{port} is in use"):
+            http_port(load_plan(None, {"scheduler.http_port": port}))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("deploy.config.HTTP_PORT", port)
+            assert http_port(load_plan(None, {})) not in (0, port)
+    assert http_port(load_plan(None, {"scheduler.http_port": -1})) == -1
+    assert http_port(load_plan(None, {"cluster.host": "node"})) == 0
+    assert HTTP_PORT == 8000
 
 
 def test_only_marked_processes_are_stopped() -> None:
