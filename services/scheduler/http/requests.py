@@ -6,6 +6,7 @@ greedy; max_tokens is the server's default for completions too. `null` is the sa
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -276,5 +277,6 @@ def _not_yet(given: Mapping[str, Any], later: Mapping[str, tuple[Any, ...]]) -> 
     for name, neutral in later.items():
         value = given.get(name)
         if value is not None and value not in neutral:
-            but = f", only {' or '.join(map(fields.shown, neutral))}" if neutral and name != "best_of" else ""
-            yield FieldViolation(name, f"{fields.shown(value)}: not supported yet{but}")
+            same = [json.dumps(item) for item in neutral if item] if name != "best_of" else [f"n, {neutral[0]}"]
+            but = f", only {same[0]} is" if same else ""
+            yield FieldViolation(name, f"{fields.shown(value)}; not supported yet{but}")
