@@ -14,10 +14,10 @@ from kadence.errors import (
     InternalError,
     InvalidRequestError,
     OverloadedError,
-    RequestCancelledError,
     UnavailableError,
 )
-from kadence.v1 import inference_pb2
+from services.scheduler import messages
+from services.scheduler.dispatch import MAX_MOVES
 from services.scheduler.tokenizer import Tokenizer
 from tests.support import tiny_model
 from tests.support.fake_verifier import FakeVerifier, seeded
@@ -137,6 +137,40 @@ async def test_one_that_fails_ends_all_with_its_error(pair: tuple[Cluster, FakeV
     assert await failures(cluster) == {"INTERNAL": 1}
 
 
+async def test_one_that_fails_frees_the_others_though_nobody_reads(pair: tuple[Cluster, FakeVerifier]) -> None:
+    cluster, verifier = pair
+    verifier.per_step = 0
+    request = ask(ids=PROMPT, n=3, max_tokens=200, ignore_eos=True)
+    generation = await cluster.service._intake.open(messages.ask(request), 20.0)
+    await until(lambda: len(verifier.running) == 3)
+    verifier.fail(verifier.submits[1].stamp.request_id, "INTERNAL", "a fault")
+    await settled(cluster, verifier)
+    with pytest.raises(InternalError, match="a fault"):
+        async for _ in generation.events():
+            pass
+    generation.close()
+    assert await failures(cluster) == {"INTERNAL": 1}
+
+
+async def test_one_that_has_moved_too_often_takes_the_others_along(pair: tuple[Cluster, FakeVerifier]) -> None:
+    cluster, verifier = pair
+    verifier.gate.clear()
+    task = asyncio.create_task(cluster.answers(ask(ids=PROMPT, n=2, max_tokens=9, ignore_eos=True)))
+    await until(lambda: len(verifier.running) == 2)
+    verifier.fail(verifier.submits[1].stamp.request_id, "UNAVAILABLE", "not this one")
+    await until(lambda: len(verifier.submits) == 3)
+    for moves in range(2, MAX_MOVES + 2):  # the other one has moved once less
+        streams = verifier.streams
+        verifier.hang_up()
+        await until(lambda streams=streams: verifier.streams > streams)
+        await until(lambda moves=moves: moves > MAX_MOVES or len(verifier.submits) == 1 + 2 * moves)
+    with pytest.raises(UnavailableError, match=f"lost {MAX_MOVES + 1} verifiers"):
+        await task
+    await settled(cluster, verifier)
+    assert len(verifier.submits) == 1 + 2 * MAX_MOVES
+    assert await failures(cluster) == {"UNAVAILABLE": 1}
+
+
 async def test_answers_that_no_verifier_takes_fail_once(pair: tuple[Cluster, FakeVerifier]) -> None:
     cluster, verifier = pair
     verifier.refuse = ("UNAVAILABLE", "not today")
@@ -198,66 +232,3 @@ async def test_an_id_is_in_use_until_the_last_answer_ends(pair: tuple[Cluster, F
     verifier.per_step = 3
     await task
     assert (await cluster.answers(ask(ids=PROMPT, seed=0, request_id="one")))[0].reason == "STOP"
-
-
-def resume(started: inference_pb2.Started, held: list[list[int]]) -> inference_pb2.Resume:
-    return inference_pb2.Resume(
-        token_ids=held[0] if held else [],
-        seed=started.seed,
-        attempt=started.attempt,
-        rule=started.rule,
-        more=[inference_pb2.ResumedAnswer(token_ids=ids) for ids in held[1:]],
-    )
-
-
-@pytest.mark.parametrize("stop", [[], ["over the"]])
-async def test_resume_at_any_point(pair: tuple[Cluster, FakeVerifier], tokenizer: Tokenizer, stop: list[str]) -> None:
-    """Wherever each answer stands when the stream breaks, the second stream brings the rest of each."""
-    cluster, verifier = pair
-    verifier.per_step, verifier.step_seconds = 2, 0.0
-    texts = ["日本 over, 🙂 over the", "over over the lazy dog", "the quick"]
-    answers = [[*tokenizer.encode(text), tiny_model.END] for text in texts]
-    verifier.script = lambda submit: answers[submit.sampling.seed]
-    options = {"n": 3, "max_tokens": 100, "stop": stop}
-    whole = await cluster.answers(ask(seed=0, **options))
-    started = whole[0].started
-    assert started is not None
-    longest = max(len(result.token_ids) for result in whole)
-    for step in range(longest + 1):
-        # The answers stand at different points; from the last step on all have ended.
-        counts = [min(len(r.token_ids), max(0, step - 2 * i)) for i, r in enumerate(whole)]
-        if step == longest:
-            counts = [len(r.token_ids) for r in whole]
-        held = [result.token_ids[:count] for result, count in zip(whole, counts, strict=True)]
-        while held and not held[-1]:
-            held.pop()  # nothing received of the last ones: a client need not name them
-        del verifier.submits[:]
-        again = await cluster.answers(ask(resume=resume(started, held), **options))
-        for before, count, after in zip(whole, counts, again, strict=True):
-            assert before.token_ids[:count] + after.token_ids == before.token_ids
-            assert after.reason == before.reason and after.finished is not None and before.finished is not None
-            assert after.finished.completion_tokens == before.finished.completion_tokens
-            assert after.finished.stop_match == before.finished.stop_match
-            assert before.text.endswith(after.text)
-        unfinished = [i for i, (r, count) in enumerate(zip(whole, counts, strict=True)) if count < len(r.token_ids)]
-        assert [submit.sampling.seed for submit in verifier.submits] == unfinished
-        assert all(submit.stamp.attempt == 1 for submit in verifier.submits)
-    await settled(cluster, verifier)
-
-
-async def test_resume_takes_over_all_answers(pair: tuple[Cluster, FakeVerifier]) -> None:
-    cluster, verifier = pair
-    verifier.gate.clear()
-    request = ask(ids=PROMPT, n=3, max_tokens=9, request_id="one", seed=3, ignore_eos=True)
-    old = asyncio.create_task(cluster.answers(request))
-    await until(lambda: len(verifier.running) == 3)
-    request.resume.CopyFrom(inference_pb2.Resume(seed=3, attempt=0))
-    new = asyncio.create_task(cluster.answers(request))
-    with pytest.raises(RequestCancelledError, match="resumed"):
-        await old
-    await until(lambda: {attempt for _, attempt in verifier.running} == {1})
-    verifier.gate.set()
-    assert [len(result.token_ids) for result in await new] == [9] * 3
-    await settled(cluster, verifier)
-    assert sorted(stamp.attempt for stamp in verifier.stops) == [0] * 3
-    assert await failures(cluster) == {"CANCELLED": 1}

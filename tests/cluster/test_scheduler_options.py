@@ -11,6 +11,8 @@ import pytest
 
 from kadence.errors import InternalError, InvalidRequestError
 from kadence.v1 import inference_pb2
+from services.scheduler import messages
+from services.scheduler.generation import Piece
 from services.scheduler.tokenizer import Tokenizer
 from tests.support import fake_verifier, tiny_model
 from tests.support.fake_verifier import FakeVerifier, seeded
@@ -174,19 +176,19 @@ async def test_a_slow_reader_gets_pieces_of_moderate_size(
     monkeypatch.setattr("services.scheduler.session._MOST_TAKEN", 10)
     cluster, verifier = pair
     verifier.script = seeded
-    call = cluster.stub.Generate(ask(ids=PROMPT, n=2, seed=0, max_tokens=200, ignore_eos=True, logprobs=20), timeout=20)
-    await anext(call)
-    await until(lambda: verifier.submits and not verifier.running)  # it has finished long before the client reads on
-    results = [Result(), Result()]
-    async for response in call:
-        event = response.WhichOneof("event")
-        if event == "chunk":
-            assert len(response.chunk.token_ids) < 10 + verifier.per_step
-        results[getattr(response, event).index].started = inference_pb2.Started()
-        results[getattr(response, event).index].take(response)
-    for result in results:
-        assert len(result.token_ids) == 200 and result.reason == "LENGTH"
-        aligned(result, 20)
+    request = ask(ids=PROMPT, n=2, seed=0, max_tokens=200, ignore_eos=True, logprobs=20)
+    generation = await cluster.service._intake.open(messages.ask(request), 20.0)
+    await until(lambda: verifier.submits and not verifier.running)  # it has finished long before anybody reads
+    pieces: dict[int, list[Piece]] = {0: [], 1: []}
+    async for event in generation.events():
+        if isinstance(event, Piece):
+            assert len(event.token_ids) < 10 + verifier.per_step
+            pieces[event.index].append(event)
+    for index, submit in enumerate(verifier.submits):
+        ids = [token for piece in pieces[index] for token in piece.token_ids]
+        tops = [list(law.top_ids) for piece in pieces[index] for law in piece.logprobs]
+        assert ids == list(seeded(submit)) and len(pieces[index]) > 15
+        assert tops == [list(fake_verifier.logprobs(token, 20).top_token_ids) for token in ids]
 
 
 @pytest.mark.parametrize(("min_tokens", "text"), [(0, "a "), (2, "a "), (6, "a stop b "), (100, "a stop b stop c")])

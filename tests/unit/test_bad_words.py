@@ -56,6 +56,12 @@ def test_spaces_as_sentencepiece_marks_them(tokenizer_folder: Path, tmp_path: Pa
     assert {tuple(ids) for ids in expected} == set(found) and not wrong
 
 
+def test_a_second_spelling_has_another_first_token() -> None:
+    for spaced, expected in (([1, 3], 1), ([2, 2], 2), ([4, 1, 2], 1)):
+        found, _ = bad_words.sequences(["x"], lambda texts, spaced=spaced: [spaced if texts[0] == " x" else [1, 2]])
+        assert len(found) == expected
+
+
 def test_space_alone_is_taken_as_it_stands(tokenizer_folder: Path) -> None:
     tokenizer = Tokenizer.load(tokenizer_folder)
     found, wrong = bad_words.sequences(["\n"], tokenizer.encode_words)
