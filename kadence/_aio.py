@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import random
 import time
+import weakref
 from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, Self, Unpack
@@ -46,6 +47,7 @@ class AsyncClient:
         self._tls = tls
         self._channel: grpc.aio.Channel | None = None
         self._closed = False
+        self._streams: weakref.WeakSet[AsyncStream] = weakref.WeakSet()
 
     async def generate(self, prompt: str | None = None, **options: Unpack[GenerateOptions]) -> GenerateResult:
         """The whole answer to a prompt, messages or token ids. Raises an APIError of kadence.errors."""
@@ -57,7 +59,9 @@ class AsyncClient:
     def stream(self, prompt: str | None = None, **options: Unpack[GenerateOptions]) -> AsyncStream:
         """The answer piece by piece: an async iterator over Chunks. Leaving its `async with` block early cancels."""
         prepared = _core.prepare(self._settings, prompt, options)
-        return AsyncStream(self._stub().Generate, prepared, self._settings)
+        stream = AsyncStream(self._stub().Generate, prepared, self._settings)
+        self._streams.add(stream)
+        return stream
 
     async def models(self, *, timeout: float | None = None) -> tuple[ModelInfo, ...]:  # noqa: ASYNC109 (as in Client)
         """The models served. Raises an APIError of kadence.errors."""
@@ -72,6 +76,8 @@ class AsyncClient:
     async def close(self) -> None:
         """Cancels what is running and closes the connection. Calls after it raise RuntimeError."""
         self._closed = True
+        for stream in self._streams:  # one that waits to be resumed has no call that the channel could end
+            stream.cancel()
         if self._channel is not None:
             await self._channel.close()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import threading
 import time
+import weakref
 from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
@@ -45,6 +46,8 @@ class Client:
         self._settings = _security.settings(self.endpoint, timeout, retry, metadata, tls, token, allow_insecure_token)
         self._channel = _security.dial(grpc, self.endpoint, _security.credentials(tls), tls)
         self._closed = False
+        self._streams: weakref.WeakSet[Stream] = weakref.WeakSet()
+        self._lock = threading.Lock()
 
     def generate(self, prompt: str | None = None, **options: Unpack[GenerateOptions]) -> GenerateResult:
         """The whole answer to a prompt, messages or token ids. Raises an APIError of kadence.errors."""
@@ -55,7 +58,11 @@ class Client:
 
     def stream(self, prompt: str | None = None, **options: Unpack[GenerateOptions]) -> Stream:
         """The answer piece by piece: an iterator over Chunks. Leaving its `with` block early cancels the request."""
-        return Stream(self._stub().Generate, _core.prepare(self._settings, prompt, options), self._settings)
+        prepared = _core.prepare(self._settings, prompt, options)
+        stream = Stream(self._stub().Generate, prepared, self._settings)
+        with self._lock:
+            self._streams.add(stream)
+        return stream
 
     def models(self, *, timeout: float | None = None) -> tuple[ModelInfo, ...]:
         """The models served. Raises an APIError of kadence.errors."""
@@ -67,7 +74,10 @@ class Client:
 
     def close(self) -> None:
         """Cancels what is running and closes the connection. Calls after it raise RuntimeError."""
-        self._closed = True
+        with self._lock:
+            self._closed = True
+            for stream in self._streams:  # one that waits to be resumed has no call that the channel could end
+                stream.cancel()
         self._channel.close()
 
     def __enter__(self) -> Self:

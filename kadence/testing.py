@@ -23,6 +23,7 @@ Said = str | bytes | Sequence[str | bytes]
 """An answer as text or as token ids 0..255 (bytes), or a sequence with one for each of n."""
 VOCAB_SIZE = 256
 _THREADS = 256
+"""Most streams at a time; more wait."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,8 @@ class FakeGateway:
         self._breaks: deque[tuple[int, APIError]] = deque()
         self._said: dict[str, Said] = {}
         self._lock = threading.Lock()
-        self._server = grpc.server(ThreadPoolExecutor(_THREADS), options=[("grpc.so_reuseport", 0)])
+        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="fake gateway")
+        self._server = grpc.server(self._threads, options=[("grpc.so_reuseport", 0)])
         inference_pb2_grpc.add_InferenceServiceServicer_to_server(_Servicer(self), self._server)
         address = f"127.0.0.1:{port}"
         try:
@@ -106,6 +108,7 @@ class FakeGateway:
     def close(self) -> None:
         """Stops serving; streams that still run break."""
         self._server.stop(None).wait()
+        self._threads.shutdown(wait=False)
 
     def __enter__(self) -> Self:
         self._server.start()

@@ -183,6 +183,20 @@ async def test_cancel_ends_the_wait(opened: Open) -> None:
     assert caught.value.request_id == stream.request_id != "" and len(gateway.requests) == 1
 
 
+async def test_closing_the_client_ends_the_wait(opened: Open) -> None:
+    with FakeGateway({"p": TEXT}) as gateway:
+        client = opened(gateway, retry=RetryConfig(initial_delay=4.0, max_delay=4.0, jitter=0.0))
+        gateway.break_off(1)
+        pending = asyncio.create_task(drain(client.stream("p")))
+        await asyncio.sleep(0.3)
+        if isinstance(client, AsyncClient):
+            await client.close()
+        else:
+            client.close()
+        with pytest.raises(RequestCancelledError):
+            await asyncio.wait_for(pending, 2)
+
+
 async def drain(stream: Any) -> None:
     if hasattr(stream, "__anext__"):
         async for _ in stream:
