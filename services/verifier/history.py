@@ -58,8 +58,8 @@ class History:
     def _row(self, length: int, text: list[int]) -> Edits | None:
         edits = replace(
             self._fixed,
-            seen=self._seen.ids if self._seen else None,
-            produced=(self._produced.ids, self._produced.counts) if self._produced else None,  # if any yet
+            seen=self._seen.ids if self._seen is not None else None,
+            produced=(self._produced.ids, self._produced.counts) if self._produced else None,  # None if empty
             held=self._stops if length - self._start < self._sampling.min_tokens else None,
             banned=self._bad_words.after(text),
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass, field, fields
 from typing import Any
 
 from services.verifier.allocation import Policy
@@ -17,6 +17,8 @@ from services.verifier.target import Target
 from tests.support.scripted_drafter import ScriptedDrafter
 
 _SECONDS = 60.0
+# Options that change nothing where they are left out.
+_NEUTRAL = {f.name for f in fields(Sampling) if f.default is not MISSING or f.default_factory is not MISSING}
 
 
 def limits(**changes: Any) -> Limits:
@@ -44,6 +46,7 @@ def request(name: str, prompt: Sequence[int], max_tokens: int, **options: Any) -
         max_tokens=max_tokens,
         stop_token_ids=frozenset(options.pop("stop", ())),
         max_draft_tokens=options.pop("max_draft_tokens", None),
+        **{name: options.pop(name) for name in _NEUTRAL & options.keys()},
     )
     tokens = [*prompt, *options.pop("committed", ())]
     attempt, owner = options.pop("attempt", 0), options.pop("owner", "owner")

@@ -8,7 +8,7 @@ import random
 import numpy as np
 import pytest
 import torch
-from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+from transformers import MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from services.model.probs import RowLaw, draw, keep, scale
 from tests.support import noise
@@ -62,15 +62,17 @@ def test_keep_over_a_large_vocabulary(top_k: int, top_p: float) -> None:
 @pytest.mark.parametrize(("top_k", "top_p"), list(itertools.product([0, 1, 5, 40, 64, 99], [0.1, 0.6, 0.95, 1.0])))
 def test_keep_agrees_with_transformers(top_k: int, top_p: float) -> None:
     logits = torch.randn(20, 64, generator=torch.Generator().manual_seed(2)) * 3
-    for temperature in (0.3, 1.0, 1.7):
+    for temperature, min_p in itertools.product((0.3, 1.0, 1.7), (0.0, 0.003, 0.1, 0.7, 1.0)):
         scores = TemperatureLogitsWarper(temperature)(None, logits)
+        if min_p:
+            scores = MinPLogitsWarper(min_p)(None, scores)
         if top_k:
             scores = TopKLogitsWarper(top_k)(None, scores)
         if top_p < 1:
             scores = TopPLogitsWarper(top_p)(None, scores)
         for row, warped in zip(logits, scores, strict=True):
             wanted = set(torch.isfinite(warped).nonzero().flatten().tolist())
-            assert set(keep(scale(row, temperature), top_k, top_p).tolist()) == wanted
+            assert set(keep(scale(row, temperature), top_k, top_p, min_p).tolist()) == wanted
 
 
 def test_greedy_takes_the_best_and_of_ties_the_smaller_id() -> None:

@@ -11,8 +11,8 @@ from kadence.internal import common_pb2, control_pb2, verifier_pb2
 from kadence.v1 import types_pb2
 from services.verifier import messages
 from services.verifier.allocation import Policy
-from services.verifier.outcomes import EngineLoad, Totals, Update
-from services.verifier.request import FinishReason, Request, Terminal
+from services.verifier.outcomes import EngineLoad, TokenLogprobs, Totals, Update
+from services.verifier.request import FinishReason, Request, Sampling, Terminal
 
 VOCAB, CONTEXT = 100, 32
 
@@ -28,6 +28,10 @@ def submit(
         sampling=common_pb2.Sampling(**{**defaults, **sampling}),
         tenant="t",
     )
+
+
+def word(*tokens: int) -> common_pb2.TokenSequence:
+    return common_pb2.TokenSequence(token_ids=tokens)
 
 
 def taken(message: verifier_pb2.Submit) -> Request:
@@ -47,10 +51,32 @@ def test_a_request() -> None:
     assert (law.temperature, law.top_k, law.top_p, law.seed, law.position) == (0.5, 4, 0.25, 2**64 - 1, 11)
 
 
+def test_every_option() -> None:
+    numbers = {"min_p": 0.25, "repetition_penalty": 1.5, "presence_penalty": -2.0, "frequency_penalty": 0.5}
+    words = [common_pb2.TokenSequence(token_ids=[4]), common_pb2.TokenSequence(token_ids=[5, 6])]
+    ids = {"logit_bias": {7: 100.0, 8: -0.5}, "allowed_token_ids": [7, 8, 5], "bad_words": words}
+    s = taken(submit(min_tokens=3, logprobs=0, stop_token_ids=[5, 100, -1], **numbers, **ids)).sampling
+    assert {name: getattr(s, name) for name in numbers} == numbers
+    assert (s.logit_bias, s.allowed_token_ids, s.bad_words) == ({7: 100.0, 8: -0.5}, (7, 8, 5), ((4,), (5, 6)))
+    assert (s.min_tokens, s.logprobs) == (3, 0)
+    assert s.stop_token_ids == {5}  # a model's end ids may lie outside its vocabulary
+    law = taken(submit(**numbers)).law(11)
+    assert law.min_p == 0.25 and law.edits is None
+
+
+def test_options_left_out_change_nothing() -> None:
+    s = taken(submit(stop_token_ids=[5], max_draft_tokens=1)).sampling
+    assert s == Sampling(0.0, 1.0, 0, 7, 10, frozenset({5}), 1) and not s.edits
+
+
 def test_limits_are_inclusive() -> None:
     assert taken(submit(prompt=(0, VOCAB - 1), max_tokens=CONTEXT - 2)).remaining == CONTEXT - 2
     assert taken(submit(temperature=100.0, top_p=1.0)).sampling.temperature == 100
     assert taken(submit(committed=(1,) * 9)).remaining == 1
+    assert taken(submit(min_p=1.0, min_tokens=10, logprobs=20)).sampling.logprobs == 20
+    assert taken(submit(allowed_token_ids=[VOCAB - 1, 0], bad_words=[word(0), word(VOCAB - 1)])).sampling.edits
+    # Excluded by bad words are all ids allowed: then bad words give way.
+    assert taken(submit(allowed_token_ids=[4], bad_words=[word(4)], min_tokens=2, stop_token_ids=[3])).sampling.edits
 
 
 @pytest.mark.parametrize(
@@ -74,6 +100,25 @@ def test_limits_are_inclusive() -> None:
         (submit(top_p=1.5), "sampling", "top_p 1.5"),
         (submit(top_p=float("nan")), "sampling", "top_p nan"),
         (submit(top_k=-1), "sampling", "top_k -1"),
+        (submit(min_p=-0.5), "min_p", "-0.5 is out of range, 0 to 1"),
+        (submit(min_p=1.5), "min_p", "1.5 is out of range, 0 to 1"),
+        (submit(min_p=float("nan")), "min_p", "nan"),
+        (submit(repetition_penalty=0.0), "repetition_penalty", "0.0 is out of range, above 0"),
+        (submit(repetition_penalty=-1.0), "repetition_penalty", "-1.0 is out of range, above 0"),
+        (submit(repetition_penalty=float("inf")), "repetition_penalty", "inf is out of range"),
+        (submit(presence_penalty=float("nan")), "presence_penalty", "nan is out of range"),
+        (submit(frequency_penalty=float("-inf")), "frequency_penalty", "-inf is out of range"),
+        (submit(logit_bias={5: float("inf")}), "logit_bias", "inf of id 5 is out of range"),
+        (submit(logit_bias={100: 1.0}), "logit_bias", "100 is outside the vocabulary of 100"),
+        (submit(allowed_token_ids=[1, -1]), "allowed_token_ids", "-1 is outside the vocabulary of 100"),
+        (submit(bad_words=[word(1), word()]), "bad_words[1]", "is empty, at least one token"),
+        (submit(bad_words=[word(1, 100)]), "bad_words[0]", "100 is outside the vocabulary of 100"),
+        (submit(min_tokens=-1), "min_tokens", "-1 is out of range, 0 to max_tokens, which is 10"),
+        (submit(min_tokens=11), "min_tokens", "11 is out of range, 0 to max_tokens, which is 10"),
+        (submit(min_tokens=1, allowed_token_ids=[4, 5], stop_token_ids=[5, 6, 4]), "min_tokens", "is a stop id"),
+        (submit(min_tokens=1, stop_token_ids=range(VOCAB)), "min_tokens", "is a stop id"),
+        (submit(logprobs=-1), "logprobs", "-1 is out of range, 0 to 20"),
+        (submit(logprobs=21), "logprobs", "21 is out of range, 0 to 20"),
     ],
 )
 def test_refusals(message: verifier_pb2.Submit, field: str, says: str) -> None:
@@ -99,8 +144,18 @@ def test_updates() -> None:
     assert message.stamp == common_pb2.Stamp(request_id="r", attempt=3, round=7, base_length=20)
     assert (list(message.token_ids), message.drafted, message.verified, message.accepted) == ([1, 2], 5, 4, 1)
     assert message.decode_step and message.terminal.reason == types_pb2.FINISH_REASON_STOP
-    assert message.terminal.stop_token_id == 2
+    assert message.terminal.stop_token_id == 2 and not message.logprobs
     assert not messages.update_message(Update("r", 3, "owner", 7, 20, [1])).HasField("terminal")
+
+
+def test_log_probabilities_and_cached_tokens() -> None:
+    entries = [TokenLogprobs(-0.5, [1, 9], [-0.5, -2.0]), TokenLogprobs(-3.0, [], [])]
+    message = messages.update_message(Update("r", 0, "o", 0, 3, [1, 2], logprobs=entries, cached_tokens=16))
+    assert message.cached_tokens == 16
+    assert list(message.logprobs) == [
+        types_pb2.TokenLogprobs(logprob=-0.5, top_token_ids=[1, 9], top_logprobs=[-0.5, -2.0]),
+        types_pb2.TokenLogprobs(logprob=-3.0),
+    ]
 
 
 @pytest.mark.parametrize("reason", list(FinishReason))
