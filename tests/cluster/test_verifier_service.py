@@ -67,6 +67,28 @@ async def test_decodes_a_batch(verifier: Verifier, tiny_llama: TinyLlama) -> Non
     assert await verifier.metric('kadence_kv_pages{state="used"}') == 0
 
 
+async def test_tells_what_was_cached(verifier: Verifier, tiny_llama: TinyLlama) -> None:
+    """With the first token, of the prompt only; the metrics count as vLLM's."""
+    prompt = [(11 * i) % 330 for i in range(50)]
+    wanted = tiny_llama.generate(prompt, 20)
+    async with client(verifier) as it:
+        it.submit("a", prompt, 20)
+        await it.ended("a")
+        it.submit("b", prompt, 20)
+        it.submit("c", prompt, 20, committed=wanted[:19])
+        await it.ended("b", "c")
+        for name, cached in (("a", 0), ("b", 48), ("c", 50)):  # c found 64 tokens
+            assert [update.cached_tokens for update in it.of(name).updates if update.cached_tokens] == [cached] * (
+                cached > 0
+            )
+            tiny_llama.assert_same(prompt, it.of(name).tokens, wanted[19 if name == "c" else 0 :])
+        assert it.of("b").updates[0].cached_tokens == 48
+    assert await verifier.metric("kadence_prefix_cache_queries_total") == 50 + 50 + 69
+    assert await verifier.metric("kadence_prefix_cache_hits_total") == 48 + 64
+    assert await verifier.metric("kadence_prompt_tokens_total") == 50 + 2 + 0
+    assert await verifier.metric("kadence_kv_cache_usage_perc") == 0
+
+
 async def test_the_same_seed_says_the_same(verifier: Verifier) -> None:
     async with client(verifier) as it:
         for name, seed in (("a", 2**64 - 1), ("b", 2**64 - 1), ("c", 1)):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -47,6 +48,16 @@ class Scene:
     @property
     def last(self) -> pb.DraftRequest:
         return self.drafter.requests[-1]
+
+
+def test_rows_are_those_of_the_drafter_connected() -> None:
+    scene = Scene()
+    assert scene.drafting.rows == ""
+    assert scene.drafter.connection is not None
+    scene.drafter.connection = replace(scene.drafter.connection, rows="fingerprint")
+    assert scene.drafting.rows == "fingerprint"
+    scene.drafter.lose()
+    assert scene.drafting.rows == ""
 
 
 def test_tells_each_token_once() -> None:

@@ -36,6 +36,13 @@ def test_limits(values: dict[str, int], longest: int, pages: int) -> None:
     limits = resolve_limits(config(**values), TARGET)
     assert (limits.max_model_len, limits.num_pages) == (longest, pages)
     assert (limits.max_num_seqs, limits.max_num_batched_tokens, limits.max_waiting) == (64, 512, 1024)
+    assert (limits.max_prefill_tokens, limits.prefix_caching) == (128, True)
+
+
+def test_limits_that_only_pass_through() -> None:
+    limits = resolve_limits(config(max_prefill_tokens=7, prefix_caching=False), TARGET)
+    assert (limits.max_prefill_tokens, limits.prefix_caching) == (7, False)
+    assert "max_prefill_tokens 7, max_model_len 512, prefix caching off" in banner(TARGET, limits, "native")
 
 
 @pytest.mark.parametrize(
@@ -66,6 +73,8 @@ def test_banner() -> None:
         "native attention",
         "max_num_seqs 64",
         "max_num_batched_tokens 512",
+        "max_prefill_tokens 128",
+        "prefix caching on",
         "max_model_len 512",
     ):
         assert part in text
