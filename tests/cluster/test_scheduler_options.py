@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import tempfile
 from pathlib import Path
@@ -180,10 +181,11 @@ async def test_a_slow_reader_gets_pieces_of_moderate_size(
     generation = await cluster.service._intake.open(messages.ask(request), 20.0)
     await until(lambda: verifier.submits and not verifier.running)  # it has finished long before anybody reads
     pieces: dict[int, list[Piece]] = {0: [], 1: []}
-    async for event in generation.events():
-        if isinstance(event, Piece):
-            assert len(event.token_ids) < 10 + verifier.per_step
-            pieces[event.index].append(event)
+    async with asyncio.timeout(10):
+        async for event in generation.events():
+            if isinstance(event, Piece):
+                assert len(event.token_ids) < 10 + verifier.per_step
+                pieces[event.index].append(event)
     for index, submit in enumerate(verifier.submits):
         ids = [token for piece in pieces[index] for token in piece.token_ids]
         tops = [list(law.top_ids) for piece in pieces[index] for law in piece.logprobs]
