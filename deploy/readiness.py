@@ -20,7 +20,8 @@ def wait(
     """The status once `wanted` replicas of each kind are ready. Raises StartError if one fails or time is up."""
     told: dict[str, int] = {}
     ready: Counter[str] = Counter()
-    with Client(endpoint, retry=RetryConfig(attempts=1)) as client:
+    # Whatever token the environment holds is for another cluster: this one asks for none.
+    with Client(endpoint, retry=RetryConfig(attempts=1), token="") as client:
         while time.monotonic() < deadline:
             placement.check()
             status = _status(client)

@@ -40,7 +40,7 @@ def settings(
     if found and tls is None and not allow_insecure_token and not _core.is_local(endpoint):
         raise ConfigError(
             f"{origin}: would travel unencrypted to {endpoint}, which is not this machine; "
-            "set tls=TLSConfig(...), or allow_insecure_token=True if the network can be trusted"
+            "encrypt with tls=TLSConfig(...) (command line: --tls-ca FILE), or set allow_insecure_token=True"
         )
     authorization: Callable[[], _core.Pairs] = tuple
     if callable(found):

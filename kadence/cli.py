@@ -78,7 +78,8 @@ def _explain(error: KadenceError) -> str:
     """One line for people."""
     text = " ".join(str(error).split()) or type(error).__name__
     if isinstance(error, UnavailableError) and not error.answered:
-        return f"the cluster cannot be reached ({text}); `kadence up` starts one"
+        advice = "" if "TLS" in text else "; `kadence up` starts one"
+        return f"the cluster cannot be reached ({text}){advice}"
     if isinstance(error, InvalidRequestError):
         return text
     if isinstance(error, APIError):

@@ -27,7 +27,14 @@ ALLOWED: dict[str, tuple[str, ...]] = {
 }
 TORCH_FREE = ("kadence", "services.scheduler", "services.runtime", "deploy", "examples")
 # Decisions: no clock, no RPC, no randomness of their own, no torch. Tested and replayed offline.
-PURE = ("services/scheduler/admission.py", "services/scheduler/routing.py", "services/scheduler/validate.py")
+PURE = (
+    "services/scheduler/admission.py",
+    "services/scheduler/routing.py",
+    "services/scheduler/validate.py",
+    "kadence/_core.py",
+    "kadence/_answer.py",
+    "kadence/_exchange.py",
+)
 IMPURE = ("time", "random", "asyncio", "threading", "grpc", "torch", "os", "socket")
 
 

@@ -166,6 +166,7 @@ async def test_tls_and_token(tmp_path: Path) -> None:
     assert gateway.requests[0].metadata["authorization"] == "Bearer t-1"
     assert status.code == 0, status.err
     assert distrusted.code == 1 and "certificate is from no authority" in one_line(distrusted.err)
+    assert "kadence up" not in distrusted.err
     far = await run(tmp_path, "status", "--endpoint", "kadence.example:1", KADENCE_TOKEN="t-1")
     assert far.code == 1 and one_line(far.err).startswith("kadence: KADENCE_TOKEN: would travel unencrypted")
     assert "t-1" not in far.err
