@@ -35,13 +35,13 @@ class ModelFolder:
         config = _json(path / "config.json")
         generation = _json(path / "generation_config.json", required=False)
         tokenizer = _json(path / "tokenizer_config.json", required=False)
+        vocab = _positive(config, "vocab_size", path)
+        ends = {*_ids(config, "config.json", path, vocab), *_ids(generation, "generation_config.json", path, vocab)}
         return cls(
             path=path,
-            vocab_size=_positive(config, "vocab_size", path),
+            vocab_size=vocab,
             max_model_len=_context(config, path),
-            eos_token_ids=tuple(
-                sorted({*_ids(config, "config.json", path), *_ids(generation, "generation_config.json", path)})
-            ),
+            eos_token_ids=tuple(sorted(ends)),
             special_tokens={name: text for name in _SPECIAL if (text := _token(tokenizer.get(name)))},
             chat_template=_chat_template(path, tokenizer),
             defaults=GenerationDefaults.parse(generation, path / "generation_config.json"),
@@ -74,11 +74,11 @@ def _context(config: dict[str, Any], path: Path) -> int:
     return context_length(read_rope(config, path / "config.json"), positions)
 
 
-def _ids(config: dict[str, Any], name: str, path: Path) -> list[int]:
+def _ids(config: dict[str, Any], name: str, path: Path, vocab: int) -> list[int]:
     value = config.get("eos_token_id")
     ids = value if isinstance(value, list) else [] if value is None else [value]
-    if not all(isinstance(item, int) and not isinstance(item, bool) and item >= 0 for item in ids):
-        raise CheckpointError(f"{path / name}: eos_token_id is {value!r}; an id or a list of ids is needed")
+    if not all(isinstance(item, int) and not isinstance(item, bool) and 0 <= item < vocab for item in ids):
+        raise CheckpointError(f"{path / name}: eos_token_id is {value!r}; ids from 0 to {vocab - 1} are needed")
     return ids
 
 

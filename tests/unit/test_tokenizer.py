@@ -61,6 +61,8 @@ def test_all_end_of_sequence_ids_count(folder: Path) -> None:
         ("config.json", '{"vocab_size": "x"}', ["config.json", "vocab_size", "'x'"]),
         ("config.json", '{"vocab_size": 9}', ["config.json", "max_position_embeddings", "None"]),
         ("generation_config.json", '{"eos_token_id": "x"}', ["generation_config.json", "eos_token_id", "'x'"]),
+        ("generation_config.json", '{"eos_token_id": [1, 330]}', ["eos_token_id is [1, 330]", "from 0 to 329"]),
+        ("generation_config.json", '{"eos_token_id": true}', ["eos_token_id is True"]),
         ("tokenizer.json", None, ["tokenizer.json", "missing"]),
         ("tokenizer.json", "{}", ["tokenizer.json", "cannot be read"]),
         ("tokenizer_config.json", '{"chat_template": "{% if %}"}', ["chat_template", "compile"]),
