@@ -21,7 +21,6 @@ from deploy.config import Plan, dotted, load_plan  # noqa: E402
 from deploy.inproc import InprocCluster  # noqa: E402
 from kadence import AsyncClient, RequestCancelledError  # noqa: E402
 from services.model.fetch import resolve  # noqa: E402
-from services.scheduler.config import SchedulerConfig  # noqa: E402
 
 T = TypeVar("T")
 # Nobody else waits for this cluster: it refuses nothing, and time is limited by the caller alone. Nothing listens but
@@ -29,7 +28,7 @@ T = TypeVar("T")
 _QUIET: dict[str, Any] = {
     "scheduler.max_queue": 100_000,
     "scheduler.metrics_port": -1,
-    **({"scheduler.http_port": -1} if "http_port" in SchedulerConfig.model_fields else {}),
+    "scheduler.http_port": -1,
     "verifier.metrics_port": -1,
     "drafter.metrics_port": -1,
 }
