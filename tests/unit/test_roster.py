@@ -6,6 +6,7 @@ import random
 
 import pytest
 
+from services.verifier import prefix
 from services.verifier.paged_kv import PagePool
 from services.verifier.request import Request, Sampling
 from services.verifier.roster import Roster
@@ -227,9 +228,10 @@ def test_nobody_waits_for_one_that_left(leave: str) -> None:
 
 
 def test_nobody_waits_for_who_decodes() -> None:
-    """It would fill the page in its own time."""
-    it = running(40, text("a", [*SHARED, 2]), prefix_caching=True)
-    it.add(text("b", [*SHARED, 2, 1, 1, 1, 5]))
+    """The newest token of "a" ends a page that has yet to be computed; that is no prefill to wait for."""
+    it = running(40, text("a", [*SHARED, 2, 2, 2]), prefix_caching=True)
+    prefix.extend(it.running[0].addresses, it.running[0].tokens, PAGE)
+    it.add(text("b", [*SHARED, 2, 2, 2, 1, 5]))
     assert names(it.admit()) == ["b"]
 
 
