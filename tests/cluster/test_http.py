@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from services.runtime.server import MAX_MESSAGE_BYTES
+from services.scheduler import service
 from services.scheduler.http.edge import Edge
 from services.scheduler.http.metrics import HttpMetrics
 from tests.support import tiny_model
@@ -79,9 +81,9 @@ async def test_what_is_tolerated(web: Web) -> None:
 
 
 async def test_numbers_are_those_of_grpc(web: Web) -> None:
-    body = {"prompt": "x", "temperature": 1e-60, "top_p": 0.1}
-    await post(web[0].service.http_address, "/v1/completions", body)
-    assert web[1].submits[0].sampling.temperature == 0.0  # what a float of the contract would have held
+    # A float of the contract would hold 0 here, and nothing can be divided by that.
+    body = {"prompt": "x", "repetition_penalty": 1e-60}
+    assert wrong(await post(web[0].service.http_address, "/v1/completions", body))["param"] == "repetition_penalty"
 
 
 async def test_a_body_that_is_too_long(web: Web) -> None:
@@ -135,24 +137,29 @@ async def test_a_client_that_leaves(web: Web, stream: bool) -> None:
     await until(lambda: cluster.metric("kadence_http_requests_total", route="/v1/chat/completions", status=status))
 
 
-async def test_a_client_that_does_not_read(tokenizer_folder: Path) -> None:
-    """It holds up nobody, and is cut off once its request's time is up."""
+async def test_a_client_that_does_not_read(tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It holds up nobody, what it does not take is not buffered, and it is cut off once its request's time is up."""
+    monkeypatch.setattr(service, "_LINGER_SECONDS", 0.2)
     async with (
-        scheduler(tokenizer_folder, "inproc", http_port=0, default_timeout_seconds=1.0) as cluster,
-        FakeVerifier(cluster.inner, inproc_name="verifier", step_seconds=0.001) as verifier,
+        scheduler(tokenizer_folder, "inproc", http_port=0, default_timeout_seconds=6.0) as cluster,
+        FakeVerifier(cluster.inner, inproc_name="verifier", step_seconds=0.001, max_sessions=64) as verifier,
     ):
         await until(lambda: verifier.streams)
         says(verifier, [40] * 250)
-        address = cluster.service.http_address
-        host, _, port = address.rpartition(":")
-        body = json.dumps({"prompt": [5], "max_tokens": 200, "n": 8, "logprobs": 20, "stream": True}).encode()
+        address, name = cluster.service.http_address, "kadence_http_requests_total"
+        body = json.dumps({"prompt": [5], "max_tokens": 250, "n": 64, "logprobs": 20, "stream": True}).encode()
         head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
-        _, writer = await asyncio.open_connection(host, int(port), limit=1)
-        writer.write(head.encode() + body)
-        await until(lambda: verifier.submits)
-        assert (await post(address, "/v1/completions", {"prompt": [5], "max_tokens": 4})).status == 200
+        with socket.socket() as client:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            host, _, port = address.rpartition(":")
+            client.connect((host, int(port)))
+            client.sendall(head.encode() + body)
+            await until(lambda: len(verifier.submits) == 64 and not verifier.running, seconds=10)
+            other = await post(address, "/v1/completions", {"prompt": [5], "max_tokens": 4})
+            assert other.status == 200
+            assert cluster.metric(name, route="/v1/completions", status="200") == 1  # ten megabytes are not sent yet
+            await until(lambda: cluster.metric(name, route="/v1/completions", status="200") == 2, seconds=10)
         await settled(cluster, verifier)
-        writer.close()
 
 
 async def test_time_is_up(tokenizer_folder: Path) -> None:

@@ -160,6 +160,16 @@ async def test_streaming(caller: Caller, verifier: FakeVerifier, tokenizer: Toke
     assert "".join(texts) == TEXT
 
 
+async def test_usage_counts_a_prompt_once(caller: Caller, verifier: FakeVerifier, tokenizer: Tokenizer) -> None:
+    verifier.cached = 2
+    answer = await caller.complete(prompt=[[5, 6, 7], [8, 9, 10, 11]], n=3)
+    count = len(tokenizer.encode(TEXT)) + 1
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (7, 6 * count)
+    assert answer.usage.total_tokens == 7 + 6 * count
+    assert answer.usage.prompt_tokens_details.cached_tokens == 4
+    assert [stats["cached_tokens"] for stats in answer.kadence["stats"]] == [2] * 6
+
+
 async def test_stop_and_length(caller: Caller, verifier: FakeVerifier) -> None:
     answer = await caller.chat(stop="world")
     assert (answer.choices[0].message.content, answer.choices[0].finish_reason) == (TEXT[: -len("world")], "stop")

@@ -124,8 +124,23 @@ def test_messages() -> None:
         {"role": "assistant", "tool_calls": [{}]},
         "x",
     ]
-    fields = ["[0].tool_call_id", "[1].content", "[2].content", "[3].content", "[4].role", "[5]", "[6]"]
-    assert params(ChatRequest, {"messages": wrong}) == [f"messages{field}" for field in fields]
+    fields = ["[0].tool_call_id", "[0].content", "[0].content", "[0].content", "[0].role", "[0]", "[0]"]
+    for message, field in zip(wrong, fields, strict=True):
+        assert params(ChatRequest, {"messages": [message]}) == [f"messages{field}"]
+
+
+def test_what_is_wrong_a_million_times_is_told_once() -> None:
+    many = [f"x{i}" for i in range(200_000)]
+    assert params(ChatRequest, CHAT | dict.fromkeys(many, 1)) == ["body"]
+    for name, value in {
+        "stop_token_ids": many,
+        "stop": [5] * 200_000,
+        "messages": many,
+        "kadence": dict.fromkeys(many, 1),
+        "logit_bias": dict.fromkeys(many, 1),
+    }.items():
+        assert len(params(ChatRequest, CHAT | {name: value})) == 1
+    assert [len(field) for field in params(ChatRequest, CHAT | {"x" * 1_000_000: 1})] == [64]
 
 
 def test_seeds_of_either_sign() -> None:

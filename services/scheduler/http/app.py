@@ -33,6 +33,8 @@ from services.scheduler.tokenizer import Tokenizer
 _SEED_BITS = 53  # exact in every JSON reader
 _SSE = {"cache-control": "no-cache", "x-accel-buffering": "no"}  # proxies hand chunks on as they come
 
+_LARGE = 16 * 1024  # bytes after which others have their turn, as `send` waits only for a full socket
+
 _log = logging.getLogger(__name__)
 
 Endpoint = Callable[[Request], Awaitable[Response]]
@@ -150,8 +152,9 @@ class Api:
             async with contextlib.aclosing(events):
                 async for index, event in events:
                     whole.add(index, event)
+                    await asyncio.sleep(0)  # what came together is not worked off in one go
             job.close()
-            return Response(whole.body(), media_type="application/json")
+            return Response(await whole.body(), media_type="application/json")
         except BaseException:
             job.close()
             raise
@@ -170,6 +173,8 @@ class _Stream(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def write(data: bytes, more: bool = True) -> None:
             await send({"type": "http.response.body", "body": data, "more_body": more})
+            if len(data) > _LARGE:
+                await asyncio.sleep(0)
 
         try:
             async with asyncio.timeout(self._longest):

@@ -8,11 +8,22 @@ import struct
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    FailFast,
+    Field,
+    ValidationError,
+    model_validator,
+)
 
 from kadence.errors import FieldViolation
+from services.scheduler.validate_sampling import MAX_BIASES
 
 _SHOWN = 64
+_MOST_FIELDS = 64
 _WHOLE = re.compile(r"-?[0-9]{1,10}")
 _INT32 = 2**31
 
@@ -35,6 +46,14 @@ class Strict(BaseModel):
     """Base of what a request holds: no unknown field, no conversion between types."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _small(cls, value: Any) -> Any:
+        """An error for each of a million unknown fields would fill the memory."""
+        if isinstance(value, Mapping) and len(value) > _MOST_FIELDS:
+            raise ValueError(f"{len(value)} fields; at most {_MOST_FIELDS}")
+        return value
 
 
 def text(value: str) -> str:
@@ -62,6 +81,8 @@ def _listed(value: Any) -> Any:
 def _by_id(value: Any) -> Any:
     if not isinstance(value, Mapping):
         return value
+    if len(value) > MAX_BIASES:
+        raise ValueError(f"{len(value)} ids; at most {MAX_BIASES}")
     wrong = next((key for key in value if not _WHOLE.fullmatch(key)), None)
     if wrong is not None:
         raise ValueError(f"{shown(wrong)}; token ids as keys")
@@ -71,7 +92,9 @@ def _by_id(value: Any) -> Any:
 Int = Annotated[int, Field(ge=-_INT32, lt=_INT32)]
 Number = Annotated[float, AfterValidator(_float32)]
 Text = Annotated[str, AfterValidator(text)]
-Strings = Annotated[list[Text], BeforeValidator(_listed)]
+# Lists may be long, and one error tells enough.
+Ids = Annotated[list[Int], FailFast()]
+Strings = Annotated[list[Text], FailFast(), BeforeValidator(_listed)]
 """A list of strings, or one string."""
 Biases = Annotated[dict[Int, Number], BeforeValidator(_by_id)]
 """Token id, as a string, to what is added."""
@@ -86,7 +109,7 @@ def _violation(item: Any, known: list[str]) -> FieldViolation:
     path = ""
     for part in item["loc"]:
         path += f"[{part}]" if isinstance(part, int) else f".{part}" if path else str(part)
-    path = path or "body"  # a field whose name is no text has no path
+    path = path[:_SHOWN] or "body"  # a field whose name is no text has no path
     if item["type"] == "extra_forbidden":
         close = difflib.get_close_matches(str(item["loc"][-1]), known, n=1)
         return FieldViolation(path, "unknown field" + (f"; did you mean {close[0]}?" if close else ""))

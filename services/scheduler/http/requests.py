@@ -10,12 +10,12 @@ import json
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BeforeValidator, Field, ValidationError
+from pydantic import BeforeValidator, FailFast, Field, ValidationError
 
 from kadence.errors import FieldViolation
 from services.scheduler import validate
 from services.scheduler.http import fields
-from services.scheduler.http.fields import Biases, Int, Number, Strict, Strings, Text
+from services.scheduler.http.fields import Biases, Ids, Int, Number, Strict, Strings, Text
 from services.scheduler.request import Options, Rule
 
 MAX_PROMPTS = 64
@@ -85,10 +85,10 @@ class Request(Strict):
     min_p: Number | None = None
     repetition_penalty: Number | None = None
     min_tokens: Int | None = None
-    stop_token_ids: list[Int] = Field(default_factory=list)
+    stop_token_ids: Ids = Field(default_factory=list)
     ignore_eos: bool | None = None
-    allowed_token_ids: list[Int] = Field(default_factory=list)
-    bad_words: list[Text] = Field(default_factory=list)
+    allowed_token_ids: Ids = Field(default_factory=list)
+    bad_words: Strings = Field(default_factory=list)
     kadence: Extensions = Extensions()
 
     @property
@@ -221,7 +221,7 @@ def _message(value: Any) -> Any:
 class ChatRequest(Request):
     """POST /v1/chat/completions."""
 
-    messages: list[Annotated[Message, BeforeValidator(_message)]]
+    messages: Annotated[list[Annotated[Message, BeforeValidator(_message)]], FailFast()]
     max_completion_tokens: Int | None = None
     logprobs: bool = False
     top_logprobs: Int | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -76,19 +77,16 @@ class Whole:
         elif self._collectors:
             self._parts[index].append(self._collectors[index].add(event.token_ids, event.logprobs))
 
-    def body(self) -> str:
-        """The JSON, once every answer has ended."""
-        return encode(
-            {
-                "id": self._shape.prefix + self._job.request_id,
-                "object": self._shape.object,
-                "created": self._job.created,
-                "model": self._job.first.model,
-                "choices": [self._choice(index) for index in range(self._job.answers)],
-                "usage": usage(self._job, self._ends),
-                "kadence": statistics(self._job, self._ends),
-            }
-        )
+    async def body(self) -> bytes:
+        """The JSON, once every answer has ended; other requests have their turn between two answers."""
+        common: dict[str, Any] = {"id": self._shape.prefix + self._job.request_id, "object": self._shape.object}
+        common |= {"created": self._job.created, "model": self._job.first.model}
+        rest = {"usage": usage(self._job, self._ends), "kadence": statistics(self._job, self._ends)}
+        choices = []
+        for index in range(self._job.answers):
+            choices.append(encode(self._choice(index)))
+            await asyncio.sleep(0)
+        return f'{encode(common)[:-1]},"choices":[{",".join(choices)}],{encode(rest)[1:]}'.encode()
 
     def _choice(self, index: int) -> dict[str, Any]:
         collectors = self._collectors
