@@ -34,6 +34,14 @@ def test_special_and_missing_tokens(tokenizer_folder: Path) -> None:
     assert tokenizer.token_bytes(tiny_model.VOCAB_SIZE - 1) == b""  # a row of the model that no token has
 
 
+def test_names_of_added_tokens_are_plain_text(tokenizer_folder: Path) -> None:
+    tokenizer = tokenizers.Tokenizer.from_file(str(tokenizer_folder / "tokenizer.json"))
+    tokenizer.add_special_tokens(["<｜fin▁é｜>"])  # each of its letters would also stand for a byte, or for none
+    token = tokenizer.token_to_id("<｜fin▁é｜>")
+    read = TokenBytes(tokenizer)
+    assert read(token) == "<｜fin▁é｜>".encode() and read.special(token)
+
+
 def sentencepiece(pieces: list[str]) -> tokenizers.Tokenizer:
     """A tokenizer as Llama 2's is: spaces as a visible character, bytes as their names."""
     vocabulary = {piece: index for index, piece in enumerate(["<unk>", *pieces])}
