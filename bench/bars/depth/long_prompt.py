@@ -21,7 +21,7 @@ from deploy.config import DEFAULT_MODEL
 from kadence import AsyncClient
 from services.model.fetch import resolve
 
-MINUTES = 3
+MINUTES = 4
 _STREAMS, _PROMPT, _ROUNDS, _ALONE_SECONDS = 16, 4_000, 6, 3.0
 _TOKENS = 1_500  # more than a stream gets to produce
 _STRIDE = 101  # every round's prompt is a new one from its first token on
@@ -43,7 +43,8 @@ async def measure(bench: Bench) -> AsyncIterator[Bar]:
     reference = Reference(resolve(DEFAULT_MODEL, allow_fetch=True))
     ids = reference.prompt_ids("\n".join(bench.prompts.take(48)))
     ids *= -(-(_PROMPT + 2 * _ROUNDS * _STRIDE) // len(ids))
-    long_prompts = iter([ids[number * _STRIDE :][:_PROMPT] for number in range(2 * _ROUNDS)])
+    length = _PROMPT if not bench.quick else _PROMPT // 4
+    long_prompts = iter([ids[number * _STRIDE :][:length] for number in range(2 * _ROUNDS)])
     texts = bench.prompts.take(_STREAMS)
     values = {"policy.name": "fixed:7", "drafter.kind": "ngram", "verifier.kv_tokens": 65_536}
     with running("grpc", values) as cluster:
@@ -53,11 +54,11 @@ async def measure(bench: Bench) -> AsyncIterator[Bar]:
                 for number in range(bench.rounds(_ROUNDS)):
                     await _round(client, texts, options, next(long_prompts), gaps)
                     bench.say(f"{name}, round {number + 1}: first token after {gaps.firsts[-1]:.1f} s")
-                for bar in _bars(name, gaps):
+                for bar in _bars(name, gaps, length):
                     yield bar
 
 
-def _bars(name: str, gaps: Gaps) -> list[Bar]:
+def _bars(name: str, gaps: Gaps, length: int) -> list[Bar]:
     beside, alone = ([stats.quantile(gaps, 0.95) for gaps in rounds] for rounds in (gaps.beside, gaps.alone))
     a, b = (1000 * stats.median(each).value for each in (beside, alone))
     longest = max(max(each) for each in gaps.beside)
@@ -74,9 +75,7 @@ def _bars(name: str, gaps: Gaps) -> list[Bar]:
             note=note,
             samples=samples,
         ),
-        Bar.of(
-            f"time to first token of the long prompt, {name}", first, "<=", None, unit="s", note=f"{_PROMPT} tokens"
-        ),
+        Bar.of(f"time to first token of the long prompt, {name}", first, "<=", None, unit="s", note=f"{length} tokens"),
     ]
 
 
