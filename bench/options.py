@@ -15,6 +15,7 @@ def alone(ids: Sequence[int]) -> list[tuple[str, Options]]:
     """Every option by itself with its name; `ids` are token ids that answers are likely to hold."""
     drawn = {"temperature": 1.0}
     few = list(dict.fromkeys(ids))
+    few_ids: Options = {"allowed_token_ids": few[40:46], "ignore_eos": True}
     return [
         ("greedy", {}),
         ("temperature", {"temperature": 0.8}),
@@ -28,6 +29,10 @@ def alone(ids: Sequence[int]) -> list[tuple[str, Options]]:
         ("frequency_penalty below 0", {"frequency_penalty": -0.5}),
         ("logit_bias", {"logit_bias": {token: 4.0 - index % 9 for index, token in enumerate(few[:300])}}),
         ("allowed_token_ids", {"allowed_token_ids": few}),
+        # With few ids drafts are accepted and hold the same id twice: what a block itself holds then decides.
+        ("frequency_penalty over few ids", {**few_ids, "frequency_penalty": 0.4}),
+        ("presence_penalty over few ids, drawn", {**few_ids, **drawn, "presence_penalty": 1.0}),
+        ("repetition_penalty over few ids", {**few_ids, "repetition_penalty": 1.1}),
         ("bad_words", {"bad_words": list(_WORDS)}),
         ("min_tokens", {"min_tokens": 12, "stop": [".", "\n"]}),
         ("stop", {"stop": [".", " the"]}),
@@ -61,7 +66,7 @@ def _combination(generator: random.Random, ids: list[int]) -> Options:
         "presence_penalty": (0.3, lambda: round(draw.uniform(-1.0, 2.0), 2)),
         "frequency_penalty": (0.3, lambda: round(draw.uniform(-1.0, 2.0), 2)),
         "logit_bias": (0.3, lambda: {i: round(draw.uniform(-8, 8), 2) for i in draw.sample(ids, 40)}),
-        "allowed_token_ids": (0.15, lambda: sorted(draw.sample(ids, max(1, len(ids) * 3 // 4)))),
+        "allowed_token_ids": (0.15, lambda: sorted(draw.sample(ids, draw.choice((6, len(ids) * 3 // 4))))),
         "bad_words": (0.3, lambda: draw.sample(_WORDS, 4)),
         "min_tokens": (0.3, lambda: draw.randrange(1, 20)),
         "stop": (0.2, lambda: draw.sample([".", "\n", " the", ":", " is"], 2)),
