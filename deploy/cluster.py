@@ -181,7 +181,7 @@ def _stop_starter(record: dict[str, Any], say: Say) -> None:
     say("interrupting the `kadence up` that is starting it")
     pid, _ = record["owner"]
     with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGINT)
+        os.kill(pid, signal.SIGTERM)  # not SIGINT, which a shell makes its background jobs ignore
     deadline = time.monotonic() + 60
     while _starter_lives(record) and time.monotonic() < deadline:
         time.sleep(0.1)

@@ -23,6 +23,7 @@ from kadence import AsyncClient, RequestCancelledError  # noqa: E402
 from services.model.fetch import resolve  # noqa: E402
 
 T = TypeVar("T")
+_LEVEL = logging.ERROR - 1  # errors only, and a level that nobody else sets
 # Nobody else waits for this cluster: it refuses nothing, and time is limited by the caller alone. Nothing listens but
 # the gRPC port, which its own client comes in by.
 _QUIET: dict[str, Any] = {
@@ -46,7 +47,6 @@ class Background:
     client: AsyncClient
 
     def __init__(self, config: Mapping[str, Any]) -> None:
-        _quiet()
         plan = load_plan(None, _QUIET | dotted(config))
         folder = resolve(plan.values["model.path"], allow_fetch=True).resolve()
         self._started: concurrent.futures.Future[None] = concurrent.futures.Future()
@@ -55,8 +55,9 @@ class Background:
         self._serving = self._loop.create_task(self._serve(plan.with_values({"model.path": str(folder)})))
         # A daemon, since the interpreter waits for any other thread before it lets us end it.
         self._thread = threading.Thread(target=self._main, name="kadence-llm", daemon=True)
-        self._thread.start()
         _open.add(self)
+        _quiet()
+        self._thread.start()
         try:
             self._started.result()
         except BaseException:  # Ctrl-C too
@@ -85,6 +86,7 @@ class Background:
             self._loop.call_soon_threadsafe(self._serving.cancel)
         if threading.current_thread() is not self._thread:  # the garbage collector calls from any thread
             self._thread.join()
+        _quiet()
 
     def _main(self) -> None:
         # The engine computes in this process; with Python's 5 ms the loop would get its turn late.
@@ -127,10 +129,10 @@ class Background:
 
 
 def _quiet() -> None:
-    """Services log for operators; a script sees errors only, unless it has set the level itself."""
+    """Services log for operators; while one is open a script sees errors only, unless it has set the level itself."""
     log = logging.getLogger("services")
-    if log.level == logging.NOTSET:
-        log.setLevel(logging.ERROR)
+    if log.level in (logging.NOTSET, _LEVEL):
+        log.setLevel(_LEVEL if _open else logging.NOTSET)
 
 
 def _close_all() -> None:

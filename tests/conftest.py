@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,9 @@ if TYPE_CHECKING:
 # Tiny tensors gain nothing from more threads, and on a busy machine threads that wait for each other lose much. Set
 # before torch is imported; child processes inherit it.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# A shell makes its background jobs ignore SIGINT, and child processes inherit that: no Ctrl-C would reach them.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
