@@ -116,5 +116,3 @@ def serve_runs() -> bool:
 def remove(temp: Path) -> None:
     """Deletes the local Ray's files, after its processes have ended."""
     shutil.rmtree(temp, ignore_errors=True)
-
-

@@ -43,7 +43,7 @@ class SamplingOptions(TypedDict, total=False):
     ignore_eos: bool | None
     """[False] Go on past the model's end-of-sequence ids."""
     rule: Rule | None
-    """["match"] How drafts are accepted; both rules are exact."""
+    """["match"] How drafts are accepted. Both rules are exact; "ratio" is refused so far."""
     max_draft_tokens: int | None
     """[the policy's] Most draft tokens verified per step; 0 switches speculation off."""
     repetition_penalty: float | None
@@ -63,7 +63,7 @@ class SamplingOptions(TypedDict, total=False):
     logprobs: int | None
     """[none] Log-probabilities of the chosen token and of this many best ones, at most 20."""
     priority: float | None
-    """[1] Weight of this request's expected tokens when rows are scarce."""
+    """[1] Weight of this request's expected tokens when rows are scarce, (0, 100]. No policy so far uses it."""
 
 
 class GenerateOptions(SamplingOptions, total=False):

@@ -41,6 +41,13 @@ class Arch:
         """Query heads that share one KV head."""
         return self.num_heads // self.num_kv_heads
 
+    @property
+    def keys_per_row(self) -> float:
+        """Keys whose attention takes as many multiplications as the linear layers of one row."""
+        heads = self.head_dim * (2 * self.num_heads + 2 * self.num_kv_heads)  # q, k, v, out
+        weights = self.hidden_size * (heads + 3 * self.intermediate_size)
+        return weights / (2 * self.num_heads * self.head_dim)
+
     def kv_bytes_per_token(self, itemsize: int) -> int:
         """Bytes of K and V one token takes over all layers."""
         return 2 * self.num_layers * self.num_kv_heads * self.head_dim * itemsize

@@ -16,7 +16,8 @@ class VerifierConfig(ServiceConfig):
     max_num_batched_tokens: int = Field(512, ge=16, le=65536)
     """Most rows of one step; bounds prefill chunks."""
     max_prefill_tokens: int = Field(128, ge=1, le=65536)
-    """Most prompt rows of a step in which any request decodes; without decoders prompts take the whole step."""
+    """Most prompt rows of a step in which any request decodes, fewer deep in a long prompt, where each takes longer;
+    without decoders prompts take the whole step."""
     kv_tokens: int = Field(32768, ge=64)
     """Tokens of KV, over all requests."""
     page_size: int = Field(16, ge=1, le=256)

@@ -21,7 +21,7 @@ from services.verifier.inbox import Inbox
 from services.verifier.load import load_of
 from services.verifier.outcomes import EngineLoad, Pace, StepReport, Totals, Update, update_of
 from services.verifier.paged_kv import PagePool, allocate_caches
-from services.verifier.planning import Part, plan_step
+from services.verifier.planning import Part, PrefillBudget, plan_step
 from services.verifier.request import FinishReason, Request, Terminal
 from services.verifier.roster import Roster
 from services.verifier.target import Target
@@ -31,6 +31,7 @@ _log = logging.getLogger(__name__)
 _TAKEN = Terminal(FinishReason.FAILED, code="ALREADY_EXISTS", message="this attempt runs for another scheduler")
 _CANCELLED = Terminal(FinishReason.CANCELLED)
 _FAILED = Terminal(FinishReason.FAILED, code="INTERNAL", message="the engine failed; see the verifier's log")
+_PREFILL = PrefillBudget(128)
 _FULL = Terminal(FinishReason.FAILED, code="RESOURCE_EXHAUSTED", message="too many requests wait at the verifier")
 
 
@@ -45,7 +46,7 @@ class Limits:
     num_pages: int
     page_size: int
     draft_deadline_seconds: float
-    max_prefill_tokens: int = 128
+    prefill: PrefillBudget = _PREFILL
     prefix_caching: bool = True
 
 
@@ -153,8 +154,7 @@ class Engine:
         self._roster.admit(self._drafting.rows)
         self._drafting.ask(self._totals.steps, planning.wants(self._roster, self.policy))
         drafts = self._drafting.collect(self._pace.patience(self._limits.draft_deadline_seconds))
-        limits = self._limits
-        parts = plan_step(self._roster, drafts, limits.max_num_batched_tokens, limits.max_prefill_tokens)
+        parts = plan_step(self._roster, drafts, self._limits.max_num_batched_tokens, self._limits.prefill)
         if parts:
             self._verify(parts, updates)
         self._report(updates, time.perf_counter() - start, sum(len(part.work.tokens) for part in parts))

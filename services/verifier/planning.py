@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from services.model.probs import RowLaw
@@ -12,6 +13,25 @@ from services.verifier.request import Request
 from services.verifier.roster import Roster
 
 _PREFILL_SHARE = 4  # one row in so many is kept from drafts for prompts that wait
+
+
+@dataclass(frozen=True)
+class PrefillBudget:
+    """Prompt rows of a step in which somebody decodes: at most `rows`, fewer deep in a long prompt.
+
+    A row costs 1, and 1 more for every `keys_per_row` keys before it, so that chunks take about the same time.
+    """
+
+    rows: int
+    keys_per_row: float = math.inf
+
+    def afforded(self, start: int, cost: float) -> int:
+        """Rows from position `start` on for at most `cost`; one at least, so that every prompt gets on."""
+        return max(1, int(cost / self.cost(start, 1)))
+
+    def cost(self, start: int, rows: int) -> float:
+        """Of `rows` rows from position `start` on."""
+        return rows * (1 + start / self.keys_per_row)
 
 
 @dataclass(frozen=True)
@@ -48,17 +68,17 @@ def wants(roster: Roster, policy: Policy) -> list[tuple[Request, int]]:
     return asked
 
 
-def plan_step(roster: Roster, drafts: dict[str, list[int]], budget: int, prefill_budget: int) -> list[Part]:
+def plan_step(roster: Roster, drafts: dict[str, list[int]], budget: int, prefill: PrefillBudget) -> list[Part]:
     """What runs within `budget` rows; reserves pages for every row.
 
-    First a row for everybody who decodes, then prompts in order of admission, at most `prefill_budget` of their rows
-    if anybody decodes, so that a long prompt does not hold the others up. Drafts get what is left, of the rows and of
+    First a row for everybody who decodes, then prompts in order of admission, as `prefill` allows if anybody decodes,
+    so that a long prompt does not hold the others up. Drafts get what is left, of the rows and of
     the pages: they are cut to it and take nothing from anybody. Who finds no page for a single row takes those of the
     youngest, which leaves the step and waits.
     """
     decoding = [r for r in roster.running if r.decoding][:budget]
     waiting = sum(r.pending for r in roster.running if not r.decoding)
-    prompts = min(budget - len(decoding), prefill_budget if decoding else budget, waiting)
+    prompts = min(budget - len(decoding), prefill.rows if decoding else budget, waiting)
     # Drafts may not starve prompts: a share of the rows is theirs as long as there are any.
     counts = allocation.fit(
         [len(drafts.get(r.request_id, [])) for r in decoding], budget - min(prompts, budget // _PREFILL_SHARE)
@@ -67,11 +87,7 @@ def plan_step(roster: Roster, drafts: dict[str, list[int]], budget: int, prefill
     for request in decoding:
         if request in roster.running:  # else it gave way to an older one
             roster.reserve(request, 1)
-    chunks = []
-    for request in [r for r in roster.running if not r.decoding]:
-        if prompts > 0 and request in roster.running:
-            chunks.append((request, roster.reserve(request, min(request.pending, prompts))))
-            prompts -= chunks[-1][1]
+    chunks = _chunks(roster, prompts, prefill if decoding else PrefillBudget(budget))
     parts = []
     for request, count in zip(decoding, counts, strict=True):
         if request in roster.running:
@@ -83,6 +99,21 @@ def plan_step(roster: Roster, drafts: dict[str, list[int]], budget: int, prefill
             start = request.pages.committed
             parts.append(_part(request, request.tokens[start : start + count], [], 0))
     return parts
+
+
+def _chunks(roster: Roster, rows: int, budget: PrefillBudget) -> list[tuple[Request, int]]:
+    """Reserves pages for up to `rows` rows of prompts; who got how many."""
+    chunks = []
+    cost = float(budget.rows)
+    for request in [r for r in roster.running if not r.decoding]:
+        if min(rows, cost) <= 0 or request not in roster.running:
+            continue
+        start = request.pages.committed
+        count = roster.reserve(request, min(request.pending, rows, budget.afforded(start, cost)))
+        chunks.append((request, count))
+        rows -= count
+        cost -= budget.cost(start, count)
+    return chunks
 
 
 def _part(request: Request, tokens: list[int], draft: list[int], drafted: int) -> Part:

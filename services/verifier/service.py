@@ -25,11 +25,13 @@ from services.verifier.drafting import Drafting
 from services.verifier.engine import Engine, Limits
 from services.verifier.metrics import VerifierMetrics
 from services.verifier.outcomes import StepReport
+from services.verifier.planning import PrefillBudget
 from services.verifier.servicer import VerifierServicer
 from services.verifier.target import Target
 
 NAME = "kadence.internal.VerifierService"
 _HUNG_SECONDS = 30.0
+_ATTENTION_PRICE = 2  # time of a multiplication in attention to one in a linear layer; 1.6 to 3.5 on CPUs
 
 _log = logging.getLogger(__name__)
 
@@ -169,7 +171,7 @@ def resolve_limits(config: VerifierConfig, target: Target) -> Limits:
         num_pages=num_pages,
         page_size=config.page_size,
         draft_deadline_seconds=config.draft_deadline_seconds,
-        max_prefill_tokens=config.max_prefill_tokens,
+        prefill=PrefillBudget(config.max_prefill_tokens, target.arch.keys_per_row / _ATTENTION_PRICE),
         prefix_caching=config.prefix_caching,
     )
 
@@ -194,6 +196,6 @@ def banner(target: Target, limits: Limits, attention: str) -> str:
         f"{torch.get_num_threads()} threads, {attention} attention; "
         f"KV {tokens} tokens in {limits.num_pages} pages of {limits.page_size} "
         f"({tokens * per_token / 2**20:.0f} MiB); max_num_seqs {limits.max_num_seqs}, "
-        f"max_num_batched_tokens {limits.max_num_batched_tokens}, max_prefill_tokens {limits.max_prefill_tokens}, "
+        f"max_num_batched_tokens {limits.max_num_batched_tokens}, max_prefill_tokens {limits.prefill.rows}, "
         f"max_model_len {limits.max_model_len}, prefix caching {'on' if limits.prefix_caching else 'off'}"
     )

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from services.verifier.planning import PrefillBudget
 from services.verifier.request import FinishReason, Request
 from services.verifier.target import Target
 from tests.support.engine_harness import Answer, request
@@ -161,7 +162,7 @@ def test_prefill_of_a_shared_prefix_is_saved(target: Target, truth: Truth, prefi
 
 def test_cancelled_while_others_read(target: Target, truth: Truth) -> None:
     """Who computed the prefix ends; who shares its pages goes on; who waits for the next page computes it itself."""
-    it = engine(target, truth, max_prefill_tokens=16)
+    it = engine(target, truth, prefill=PrefillBudget(16))
     it.submit(truth.request("first", STEM[:33]))
     it.until(lambda: bool(it.answers.get("first")))
     it.submit(truth.request("long", STEM), truth.request("reader", STEM[:33] + ids(4, 7)))
@@ -213,7 +214,7 @@ def test_64_streams_on_pages_for_16(target: Target, truth: Truth, k: int, shared
 
 def test_long_prompts_leave_room_for_those_who_decode(target: Target, truth: Truth) -> None:
     """While anybody decodes, a step has at most so many prompt rows, and everybody who decodes moves in it."""
-    it = engine(target, truth, max_prefill_tokens=24, max_num_batched_tokens=256)
+    it = engine(target, truth, prefill=PrefillBudget(24), max_num_batched_tokens=256)
     streams = [truth.request(f"stream {i}", ids(10, 300 + i), 40) for i in range(4)]
     it.submit(*streams)
     it.until(lambda: len(it.answers) == 4)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import random
 
 import pytest
 
 from services.verifier.allocation import Policy
 from services.verifier.paged_kv import PagePool
-from services.verifier.planning import Part, plan_step, wants
+from services.verifier.planning import Part, PrefillBudget, plan_step, wants
 from services.verifier.request import Request
 from services.verifier.roster import Roster
 from tests.support.engine_harness import request
@@ -33,9 +34,11 @@ class Scene:
         self.roster.running.append(it)
         return it
 
-    def plan(self, budget: int = 100, prefill: int = 1000, **drafts: list[int]) -> dict[str, Part]:
+    def plan(
+        self, budget: int = 100, prefill: int = 1000, keys_per_row: float = math.inf, **drafts: list[int]
+    ) -> dict[str, Part]:
         decoding = any(r.decoding for r in self.roster.running)
-        parts = plan_step(self.roster, drafts, budget, prefill)
+        parts = plan_step(self.roster, drafts, budget, PrefillBudget(prefill, keys_per_row))
         assert not decoding or sum(len(part.work.tokens) for part in parts if not part.request.decoding) <= prefill
         assert sum(len(part.work.tokens) for part in parts) <= budget
         for part in parts:
@@ -106,6 +109,23 @@ def test_prompts_are_bounded_while_anybody_decodes() -> None:
         scene.roster.pool.roll_back(r.pages)
     scene.add("a", 4, produced=1)
     assert {n: len(p.work.tokens) for n, p in scene.plan(budget=40, prefill=8).items()} == {"p": 5, "q": 3, "a": 1}
+
+
+def test_rows_deep_in_a_prompt_are_dearer() -> None:
+    """A row after 30 keys costs 1 + 30 / 10 = 4: a budget of 12 is 3 of them, or 2 there and 4 at a prompt's start."""
+    scene = Scene(100)
+    p = scene.add("p", 60, pending=30)
+    scene.add("a", 4, produced=1)
+    assert {n: len(part.work.tokens) for n, part in scene.plan(prefill=12, keys_per_row=10).items()} == {"p": 3, "a": 1}
+    p.tokens[32:] = []  # 2 are left
+    p.prompt_length = 32
+    scene.roster.pool.roll_back(p.pages)
+    scene.add("q", 20, pending=20)
+    sizes = {n: len(part.work.tokens) for n, part in scene.plan(prefill=12, keys_per_row=10).items()}
+    assert sizes == {"p": 2, "q": 4, "a": 1}
+    scene.roster.pool.roll_back(p.pages)
+    sizes = {n: len(part.work.tokens) for n, part in scene.plan(prefill=1, keys_per_row=10).items()}
+    assert sizes == {"p": 1, "a": 1}  # however dear, one row
 
 
 def test_drafts_leave_prompts_no_more_than_these_may_take() -> None:

@@ -10,11 +10,13 @@ import torch
 
 from kadence.errors import ConfigError
 from services.model.arch import Arch
+from services.model.rope_parameters import RopeParameters
 from services.runtime.config import ModelConfig
 from services.verifier.config import VerifierConfig
 from services.verifier.service import banner, resolve_limits
 
-ARCH = Arch("llama", 64, 96, 3, 4, 2, 16, 330, 512, 1e4, 1e-5, False, (), "float32")
+ROPE = RopeParameters(1e4)
+ARCH = Arch("llama", 64, 96, 3, 4, 2, 16, 330, 512, ROPE, 1e-5, False, "float32")
 TARGET: Any = SimpleNamespace(arch=ARCH, dtype=torch.bfloat16)
 
 
@@ -36,12 +38,20 @@ def test_limits(values: dict[str, int], longest: int, pages: int) -> None:
     limits = resolve_limits(config(**values), TARGET)
     assert (limits.max_model_len, limits.num_pages) == (longest, pages)
     assert (limits.max_num_seqs, limits.max_num_batched_tokens, limits.max_waiting) == (64, 512, 1024)
-    assert (limits.max_prefill_tokens, limits.prefix_caching) == (128, True)
+    assert (limits.prefill.rows, limits.prefix_caching) == (128, True)
+
+
+def test_what_a_prompt_row_costs() -> None:
+    """SmolLM2-135M: 3.54 M weights a layer, 1,152 multiplications a key; attention's count twice."""
+    arch = Arch("llama", 576, 1536, 30, 9, 3, 64, 49152, 8192, ROPE, 1e-5, True, "bfloat16")
+    target: Any = SimpleNamespace(arch=arch, dtype=torch.bfloat16)
+    weights = 576 * 9 * 64 + 2 * 576 * 3 * 64 + 9 * 64 * 576 + 3 * 576 * 1536
+    assert resolve_limits(config(), target).prefill.keys_per_row == weights / (2 * 9 * 64) / 2
 
 
 def test_limits_that_only_pass_through() -> None:
     limits = resolve_limits(config(max_prefill_tokens=7, prefix_caching=False), TARGET)
-    assert (limits.max_prefill_tokens, limits.prefix_caching) == (7, False)
+    assert (limits.prefill.rows, limits.prefix_caching) == (7, False)
     assert "max_prefill_tokens 7, max_model_len 512, prefix caching off" in banner(TARGET, limits, "native")
 
 

@@ -25,7 +25,7 @@ class FeatureRows:
     base: int
     shape: tuple[int, int]
     dtype: int
-    """common_pb2.DType."""
+    """common_pb2.Dtype."""
     data: bytes
     fingerprint: str
 
