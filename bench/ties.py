@@ -1,4 +1,4 @@
-"""Judges a differing token by design section 7: a near tie of the target in float64 may fall either way.
+"""Judges a differing token: a near tie of the target in float64 may fall either way.
 
 The gap is taken after noise and filters, at the first differing token; rounding of float32 cannot bridge more.
 """

@@ -72,7 +72,8 @@ class DrafterServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def FetchProjection(self, request, context):
-        """The fc and hidden_norm weights with which the verifier makes feature rows, in chunks of at most 4 MiB.
+        """The fc and hidden_norm weights with which the verifier makes feature rows, in chunks of at most 4 MiB; UNIMPLEMENTED
+        from kinds without feature rows, which are all so far.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -58,8 +58,8 @@ class InferenceServiceServicer(object):
 
     def Generate(self, request, context):
         """Streams the answer, or n answers side by side. An accepted request yields Started, then Chunks, and for each answer
-        exactly one Finished;
-        a refused or failed one ends with a status whose details are google.rpc BadRequest, RetryInfo or ErrorInfo.
+        exactly one Finished; a refused or failed one ends with a status whose details are google.rpc BadRequest, RetryInfo
+        or ErrorInfo.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

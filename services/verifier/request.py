@@ -47,7 +47,6 @@ class Request:
     sampling: Sampling
     tenant: str = ""
     round: int = 0
-    arrival: int = 0
     pages: PageList = field(default_factory=PageList)
     _history: History | None = field(default=None, init=False, repr=False)
     addresses: list[bytes] = field(default_factory=list)
