@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from importlib.metadata import EntryPoint, entry_points, version
-from typing import Any, TextIO
+from typing import Any, NoReturn, TextIO
 
 from kadence.commands import generate, status
 from kadence.errors import APIError, ExtraMissingError, InvalidRequestError, KadenceError, UnavailableError
@@ -42,9 +42,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
 
 
+class _Parser(argparse.ArgumentParser):
+    """Wrong usage is one line, and where to read on: the usage of all options would push it off the screen."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"kadence: {message} (see `{self.prog} --help`)\n")
+
+
 def _parser(wanted: str) -> argparse.ArgumentParser:
     """The parser of all commands. Raises ExtraMissingError if the one `wanted` cannot be loaded."""
-    parser = argparse.ArgumentParser(prog="kadence", description="Speculative decoding as a cluster.")
+    parser = _Parser(prog="kadence", description="Speculative decoding as a cluster.")
     parser.add_argument("--version", action="version", version=f"kadence {version('kadence')}")
     subparsers = parser.add_subparsers(required=True, metavar="COMMAND")
     generate.register(subparsers)

@@ -12,7 +12,7 @@ from kadence.commands import connection
 
 
 class _Ids(argparse.Action):
-    """A comma-separated list. One that is wrong is one line and exit status 2, without the usage of 30 options."""
+    """A comma-separated list; one that is wrong ends the process with one line and exit status 2."""
 
     form = "token ids, comma-separated"
 
@@ -131,6 +131,7 @@ def _answer_json(result: GenerateResult) -> dict[str, Any]:
         "text": result.text,
         "token_ids": list(result.token_ids),
         "finish_reason": result.finish_reason,
+        "seed": result.seed,
         "logprobs": [_logprobs_json(item) for item in result.logprobs],
         "stats": {
             "steps": stats.steps,

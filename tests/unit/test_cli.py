@@ -86,6 +86,7 @@ async def test_json_is_one_object_of_exactly_these_keys(tmp_path: Path) -> None:
         "text": "Hello you",
         "token_ids": [10, 11, 12, 13],
         "finish_reason": "stop",
+        "seed": 7,
         "logprobs": [],
         "stats": {
             "steps": 4,
@@ -137,6 +138,7 @@ async def test_several_answers_with_logprobs(tmp_path: Path) -> None:
     (other,) = result["alternatives"]
     assert (result["text"], other["text"], result["resumes"]) == ("one", "two", 1)
     assert other["token_ids"] == [*b"two"] and "alternatives" not in other
+    assert other["seed"] == result["seed"] + 1
     first = result["logprobs"][0]
     assert (first["token_id"], first["top"]) == (ord("o"), [{"token_id": ord("o"), "logprob": first["logprob"]}])
 
@@ -217,11 +219,14 @@ async def test_errors_are_one_line_and_exit_1(tmp_path: Path) -> None:
         ("generate",),
         ("generate", "--prompt", "a", "--messages-json", "[]"),
         ("generate", "--prompt", "a", "--rule", "magic"),
+        ("generate", "--prompt", "a", "--max-tokens", "many"),
+        ("generate", "--prompt", "a", "--nonsense"),
     ],
 )
-async def test_wrong_usage_exits_2(args: tuple[str, ...], tmp_path: Path) -> None:
+async def test_wrong_usage_is_one_line_and_exits_2(args: tuple[str, ...], tmp_path: Path) -> None:
     ran = await run(tmp_path, *args)
-    assert ran.code == 2 and ran.out == "" and "usage: kadence" in ran.err
+    assert ran.code == 2 and ran.out == ""
+    assert one_line(ran.err).startswith("kadence: ") and "--help`" in ran.err
 
 
 @pytest.mark.parametrize(
