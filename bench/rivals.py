@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import multiprocessing
 import signal
 import time
@@ -108,6 +109,36 @@ async def _grpc(address: str) -> AsyncIterator[One]:
 
 
 @asynccontextmanager
+async def _http(address: str) -> AsyncIterator[One]:
+    """Plain HTTP over a socket, as a load generator does it: each event's JSON is read, and no more is made of it."""
+    host, _, port = address.rpartition(":")
+
+    async def one(text: str, tokens: int) -> tuple[list[str], int]:
+        body = {"messages": [{"role": "user", "content": text}], "max_tokens": tokens, "ignore_eos": True}
+        sent = json.dumps(body | {"stream": True, "stream_options": {"include_usage": True}}).encode()
+        head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n"
+        head += f"Content-Type: application/json\r\nContent-Length: {len(sent)}\r\n\r\n"
+        reader, writer = await asyncio.open_connection(host, int(port))
+        try:
+            writer.write(head.encode() + sent)
+            if b" 200 " not in (status := await reader.readline()):
+                raise RuntimeError(status.decode().strip())
+            pieces, count = [], 0
+            # Events begin with their line; headers, and the sizes of HTTP's chunks, do not.
+            async for line in reader:
+                if not line.startswith(b"data: {"):
+                    continue
+                event = json.loads(line[6:])
+                pieces += [text for choice in event["choices"] if (text := choice["delta"].get("content"))]
+                count = event["usage"]["completion_tokens"] if event.get("usage") else count
+            return pieces, count
+        finally:
+            writer.close()
+
+    yield one
+
+
+@asynccontextmanager
 async def _openai(address: str) -> AsyncIterator[One]:
     """The `openai` package."""
     import openai
@@ -133,4 +164,4 @@ async def _openai(address: str) -> AsyncIterator[One]:
         yield one
 
 
-KINDS = {"gRPC SDK": _grpc, "openai package": _openai}
+KINDS = {"gRPC SDK": _grpc, "HTTP": _http, "openai package": _openai}

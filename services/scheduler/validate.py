@@ -9,6 +9,7 @@ from services.scheduler.request import Ask, Limits, Options, Resume
 from services.scheduler.validate_sampling import check_ids, check_min_tokens, check_rule, check_sampling
 
 MAX_REQUEST_ID_BYTES = 128
+MAX_ATTEMPT = 2**30  # every loss counts on from there, in 32 bits
 ROLES = ("system", "user", "assistant")
 
 # An error travels in HTTP/2 metadata, of which 8 KiB are safe.
@@ -119,6 +120,8 @@ def _resume(resume: Resume, options: Options, limits: Limits) -> Iterator[FieldV
     for name, ids in _held(resume):
         yield from check_ids(name, ids, limits)
     yield from check_rule("resume.rule", resume.rule)
+    if resume.attempt > MAX_ATTEMPT:
+        yield FieldViolation("resume.attempt", f"{resume.attempt}; at most {MAX_ATTEMPT}")
     n = max(1, options.n or 1)
     if len(resume.more) > n - 1:
         yield FieldViolation("resume.more", f"{len(resume.more)} answers; at most {n - 1}, as n is {n}")

@@ -6,9 +6,7 @@ import asyncio
 
 import pytest
 
-from kadence.errors import (
-    RequestCancelledError,
-)
+from kadence.errors import InvalidRequestError, RequestCancelledError
 from kadence.v1 import inference_pb2
 from services.scheduler.tokenizer import Tokenizer
 from tests.support import tiny_model
@@ -81,6 +79,17 @@ async def test_resume_takes_over_from_a_stream_that_has_not_noticed(pair: tuple[
     assert len((await new).token_ids) == 9
     await settled(cluster, verifier)
     assert [(stamp.request_id, stamp.attempt) for stamp in verifier.stops] == [("one", 0)]
+
+
+async def test_an_attempt_that_leaves_no_room_to_count_on(pair: tuple[Cluster, FakeVerifier]) -> None:
+    """The numbers between scheduler and verifier have 32 bits, and a takeover or a lost verifier adds to them."""
+    cluster, verifier = pair
+    says(verifier, [50, 51])
+    for attempt in (2**32 - 1, 2**32 - 2):
+        again = inference_pb2.Resume(seed=3, attempt=attempt)
+        with pytest.raises(InvalidRequestError, match="resume.attempt"):
+            await cluster.generate(ask(ids=PROMPT, max_tokens=2, resume=again))
+    await settled(cluster, verifier)
 
 
 @pytest.mark.parametrize("stop", [[], ["over the"]])

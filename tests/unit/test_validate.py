@@ -116,6 +116,7 @@ BAD_ASKS = [
     (replace(GOOD, resume=Resume(more=((),))), "resume.more", ["1 answers", "at most 0"]),
     (replace(GOOD, resume=Resume(token_ids=(100,))), "resume.token_ids[0]", ["100", "99"]),
     (replace(GOOD, resume=Resume(rule=Rule.RATIO)), "resume.rule", ["not supported"]),
+    (replace(GOOD, resume=Resume(attempt=2**32 - 1)), "resume.attempt", ["4294967295", "at most 1073741824"]),
     (replace(asked(seed=1), resume=Resume(seed=2)), "sampling.seed", ["1", "2"]),
 ]
 
@@ -174,6 +175,7 @@ def test_good_requests_pass() -> None:
         only_ends,
         asked(allowed_token_ids=(1,)),
         replace(asked(n=3, logprobs=0), resume=Resume(token_ids=(1,), more=((), (2, 3)))),
+        replace(GOOD, resume=Resume(attempt=2**30)),
         chat,
         Ask(prompt_token_ids=(0, 99)),
     ):
