@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Any, Protocol, Self, SupportsIndex, TypeVar, Unpack
 
 from kadence._aio import AsyncClient, AsyncStream
+from kadence._wire import short
 from kadence.errors import ExtraMissingError, InvalidRequestError
 from kadence.types import Chunk, GenerateOptions, GenerateResult, Message
 
@@ -71,6 +72,7 @@ class LLM:
         `options` are for all prompts, `per_prompt` (one each) goes over them. The first answer that fails ends the
         others and raises its APIError.
         """
+        _check_list("prompts", prompts, "a text, a list of token ids, or a list of either", str)
         one = isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], SupportsIndex))
         listed = [prompts] if one else list(prompts)
         fields = [{"prompt": p} if isinstance(p, str) else {"prompt_token_ids": p} for p in listed]
@@ -83,6 +85,7 @@ class LLM:
         **options: Unpack[GenerateOptions],
     ) -> list[GenerateResult]:
         """The answers to conversations, as generate() gives them; a single list of messages is one conversation."""
+        _check_list("conversations", conversations, "a list of messages, or a list of such lists")
         one = len(conversations) > 0 and isinstance(conversations[0], Message | Mapping)
         listed: list[Any] = [conversations] if one else list(conversations)
         return self._answers([{"messages": messages} for messages in listed], per_prompt, options)
@@ -114,8 +117,14 @@ class LLM:
     def _answers(
         self, fields: list[dict[str, Any]], per_prompt: Sequence[GenerateOptions] | None, options: GenerateOptions
     ) -> list[GenerateResult]:
-        if per_prompt is not None and len(per_prompt) != len(fields):
-            raise InvalidRequestError.of("per_prompt", f"{len(per_prompt)} options for {len(fields)} prompts; one each")
+        if per_prompt is not None:
+            _check_list("per_prompt", per_prompt, "a list of options")
+            for index, extra in enumerate(per_prompt):
+                if not isinstance(extra, Mapping):
+                    raise InvalidRequestError.of(f"per_prompt[{index}]", f"{short(extra)}; options by name")
+            if len(per_prompt) != len(fields):
+                reason = f"{len(per_prompt)} options for {len(fields)} prompts; one each"
+                raise InvalidRequestError.of("per_prompt", reason)
         extras: Sequence[Any] = per_prompt if per_prompt is not None else [{}] * len(fields)
         requests = [{**options, **extra, **field} for field, extra in zip(fields, extras, strict=True)]
         return self._run(_all(self._client, requests))
@@ -160,6 +169,13 @@ class LLMStream:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.cancel()
+
+
+def _check_list(name: str, value: Any, wanted: str, *others: type) -> None:
+    """Raises InvalidRequestError unless `value` has a length and positions, or is one of `others`."""
+    listed = hasattr(value, "__len__") and hasattr(value, "__getitem__")
+    if not isinstance(value, others) and (not listed or isinstance(value, str | bytes | Mapping)):
+        raise InvalidRequestError.of(name, f"{short(value)}; {wanted}")
 
 
 async def _all(client: AsyncClient, requests: list[dict[str, Any]]) -> list[GenerateResult]:

@@ -101,6 +101,8 @@ def override(document: dict[str, Any], overrides: Mapping[str, Any]) -> dict[str
     merged = json.loads(json.dumps(document, default=str))  # tables are small; a deep copy keeps the caller's intact
     for dotted, value in overrides.items():
         *tables, key = dotted.split(".")
+        if dotted in SECTIONS:
+            raise ConfigError(f"{dotted} = {_text(value)}: must be a table, or set its keys, as {dotted}.KEY")
         if not tables or tables[0] not in SECTIONS:
             raise ConfigError(f"{dotted}: unknown section{_hint(dotted.split('.')[0], SECTIONS)}")
         place = merged

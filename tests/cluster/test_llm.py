@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import socket
 import subprocess
 import sys
@@ -114,6 +115,19 @@ def test_one_that_fails_ends_the_others(llm: LLM) -> None:
         llm.generate(PROMPTS, [{}])
     with pytest.raises(TypeError, match="max_token"):
         llm.generate("hello", max_token=3)  # type: ignore[call-arg]
+
+
+def test_what_is_no_list_is_named(llm: LLM) -> None:
+    either = "a text, a list of token ids, or a list of either"
+    for prompts, shown in ((5, "5"), (None, "None"), ({"a": 1}, "{'a': 1}")):
+        with pytest.raises(InvalidRequestError, match=re.escape(f"prompts: {shown}; {either}")):
+            llm.generate(prompts)  # type: ignore[arg-type]
+    with pytest.raises(InvalidRequestError, match="conversations: 'hi'; a list of messages"):
+        llm.chat("hi")  # type: ignore[arg-type]
+    with pytest.raises(InvalidRequestError, match=re.escape("per_prompt: {'n': 2}; a list of options")):
+        llm.generate("hello", {"n": 2})  # type: ignore[arg-type]
+    with pytest.raises(InvalidRequestError, match=re.escape("per_prompt[0]: None; options by name")):
+        llm.generate("hello", [None])  # type: ignore[list-item]
 
 
 @pytest.mark.parametrize(

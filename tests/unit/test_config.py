@@ -103,6 +103,8 @@ def test_wrong_overrides() -> None:
         assignment("page_size")
     with pytest.raises(ConfigError, match="unknown section"):
         load(ServiceConfig, None, "scheduler", {"schedular.port": 1})
+    with pytest.raises(ConfigError, match=r"^scheduler = 1: must be a table, or set its keys, as scheduler\.KEY$"):
+        load(ServiceConfig, None, "scheduler", {"scheduler": 1})
     with pytest.raises(ConfigError, match="port"):
         load(ServiceConfig, None, "scheduler", {"scheduler.port.x": 1, "scheduler.port": 70000})
 
