@@ -87,7 +87,7 @@ async def test_an_attempt_that_leaves_no_room_to_count_on(pair: tuple[Cluster, F
     says(verifier, [50, 51])
     for attempt in (2**32 - 1, 2**32 - 2):
         again = inference_pb2.Resume(seed=3, attempt=attempt)
-        with pytest.raises(InvalidRequestError, match="resume.attempt"):
+        with pytest.raises(InvalidRequestError, match=r"resume\.attempt"):
             await cluster.generate(ask(ids=PROMPT, max_tokens=2, resume=again))
     await settled(cluster, verifier)
 
