@@ -55,7 +55,8 @@ def up(plan: Plan, say: Say) -> dict[str, Any]:
         run.mkdir(parents=True)
         return _start(plan, record, run, say)
     except BaseException:
-        say("stopping what had started")
+        if any(record.get(key) for key in ("pids", "ray_temp_dir", "ray_address")):
+            say("stopping what had started")
         undo(record)
         raise
 

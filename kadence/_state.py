@@ -28,6 +28,8 @@ def read_state() -> dict[str, Any] | None:
         state = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
+    except NotADirectoryError as error:
+        raise ConfigError(f"{path.parent}: is not a folder") from error
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path}: cannot be read ({error}); remove it if no cluster is running") from error
     if not isinstance(state, dict):

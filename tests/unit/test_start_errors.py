@@ -33,6 +33,22 @@ def test_home_that_cannot_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
         cluster.up(load_plan(None, {"cluster.transport": "grpc"}), lambda line: None)
 
 
+def test_home_that_is_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    monkeypatch.setenv("KADENCE_HOME", str(file))
+    with pytest.raises(ConfigError, match=f"^{file}: is not a folder$"):
+        cluster.up(load_plan(None, {}), lambda line: None)
+
+
+def test_where_nothing_had_started_nothing_is_said_to_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KADENCE_HOME", str(tmp_path / "home"))
+    said: list[str] = []
+    with pytest.raises(CheckpointError, match="no-such-model"):
+        cluster.up(load_plan(None, {"model.path": "no-such-model"}), said.append)
+    assert said == ["model no-such-model"]
+
+
 @pytest.mark.parametrize("act", [lambda: cluster.down(print), lambda: cluster.up(load_plan(None, {}), print)])
 def test_record_of_something_else(act: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KADENCE_HOME", str(tmp_path))
