@@ -50,6 +50,7 @@ test: $(READY) $(PROTO_READY)
 
 check: $(READY)
 	@$(RUN) -m ruff check .
+	@$(RUN) -m ruff format --check --quiet .
 	@$(RUN) -m mypy
 	@if command -v npx >/dev/null; then $(MAKE) --no-print-directory lint-proto; else echo "buf: skipped, npx is not installed"; fi
 

@@ -77,7 +77,8 @@ def _measure_all(
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m bench.bars", description="Measures and judges.")
-    parser.add_argument("--only", metavar="NAME", default="", help="a group, or group/capability; all without")
+    known = ", ".join(groups.groups())
+    parser.add_argument("--only", metavar="NAME", default="", help=f"a group ({known}) or group/capability; else all")
     parser.add_argument("--prompts", metavar="DIR", type=Path, default=tasks.OURS, help="folder of .jsonl prompts")
     parser.add_argument("--out", metavar="FILE", type=Path, help="where to write the JSON; bench/results/local without")
     parser.add_argument("--quick", action="store_true", help="few samples, to see that everything works")
