@@ -9,7 +9,7 @@ from typing import Any
 
 from kadence.errors import CheckpointError
 from services.model.families import FAMILIES, Family
-from services.model.rope_parameters import RopeParameters, context_length, read_rope
+from services.model.rope_parameters import RopeParameters, context_length, positive, read_rope
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ def read_arch(folder: Path) -> Arch:
         vocab_size=need("vocab_size"),
         max_position=context_length(rope, need("max_position_embeddings")),
         rope=rope,
-        rms_norm_eps=_positive(config.get("rms_norm_eps", 1e-6), "rms_norm_eps", path),
+        rms_norm_eps=positive(config.get("rms_norm_eps", 1e-6), "rms_norm_eps", path),
         tied_head=bool(config.get("tie_word_embeddings", False)),
         config_dtype=str(config.get("dtype") or config.get("torch_dtype") or "float32"),
         **_biases(family, config),
@@ -111,12 +111,6 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise CheckpointError(f"{path}: expected a JSON object")
     return value
-
-
-def _positive(value: Any, key: str, path: Path) -> float:
-    if not isinstance(value, int | float) or isinstance(value, bool) or not value > 0:
-        raise CheckpointError(f"{path}: {key} is {value!r}, expected a positive number")
-    return float(value)
 
 
 def _refuse(config: dict[str, Any], path: Path) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 from kadence.errors import CheckpointError
 
 KINDS = ("default", "linear", "llama3", "yarn")
+_LIMITS = (1e-30, 1e30)  # what is computed from a number in float32 stays finite
 
 
 @dataclass(frozen=True)
@@ -99,6 +100,14 @@ def context_length(rope: RopeParameters, positions: int) -> int:
     return positions
 
 
+def positive(value: Any, key: str, path: Path) -> float:
+    """A positive number of the file `path` as a float. Raises CheckpointError naming key, value and limits."""
+    low, high = _LIMITS
+    if not isinstance(value, int | float) or isinstance(value, bool) or not low <= value <= high:
+        raise CheckpointError(f"{path}: {key} is {value!r}, expected a positive number, {low:g} to {high:g}")
+    return float(value)
+
+
 class _Numbers:
     """Takes positive numbers out of one file."""
 
@@ -108,9 +117,7 @@ class _Numbers:
     def __call__(self, key: str, default: float | None = None) -> float:
         value = self._found.get(key)
         value = default if value is None else value
-        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < math.inf:
-            raise CheckpointError(f"{self._path}: {key} is {value!r}, expected a positive number")
-        return float(value)
+        return positive(value, key, self._path)
 
 
 def _llama3(number: _Numbers, path: Path) -> Llama3:

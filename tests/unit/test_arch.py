@@ -190,6 +190,11 @@ def test_yarn_reaches_as_far_as_it_says(tmp_path: Path, rope: dict[str, Any] | N
         ({"partial_rotary_factor": 0.25}, "partial_rotary_factor is 0.25, supported is 1"),
         ({"rope_theta": "big"}, "rope_theta is 'big', expected a positive number"),
         ({"rms_norm_eps": "small"}, "rms_norm_eps is 'small', expected a positive number"),
+        ({"rms_norm_eps": float("inf")}, "rms_norm_eps is inf, expected a positive number, 1e-30 to 1e+30"),
+        ({"rms_norm_eps": 10**400}, "expected a positive number, 1e-30 to 1e+30"),
+        ({"rope_theta": 10**400}, "expected a positive number, 1e-30 to 1e+30"),
+        ({"rope_scaling": {"type": "linear", "factor": 1e-40}}, "factor is 1e-40, expected a positive number"),
+        ({"rope_scaling": {"type": "yarn", **YARN, "beta_fast": 1e-308}}, "beta_fast is 1e-308, expected a positive"),
     ],
 )
 def test_unusable_configs(tmp_path: Path, changes: dict[str, Any], says: str) -> None:
