@@ -219,6 +219,8 @@ def error_of(
         code_name = "UNAVAILABLE"
     if details is None and code_name == "UNAVAILABLE":
         message = _unreachable(message, tls)
+    if details is None and code_name == "DEADLINE_EXCEEDED":  # our own clock's; gRPC may call it "Stream removed"
+        message = "the request's time was up"
     error = _status.decode(code_name, message, details if isinstance(details, bytes) else None)
     error.request_id = error.request_id or request_id
     if isinstance(error, UnavailableError):

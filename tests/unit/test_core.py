@@ -193,6 +193,14 @@ def test_only_an_answer_counts_as_one() -> None:
         assert isinstance(error, UnavailableError) and error.answered is answered
 
 
+def test_a_deadline_of_our_own_is_told_in_our_own_words() -> None:
+    details = ((_core._status.DETAILS_KEY, b""),)
+    assert str(_core.error_of("DEADLINE_EXCEEDED", "Stream removed (Deadline Exceeded)", None)) == (
+        "the request's time was up"
+    )
+    assert str(_core.error_of("DEADLINE_EXCEEDED", "the server's words", details)) == "the server's words"
+
+
 def test_a_huge_value_is_not_echoed() -> None:
     with pytest.raises(InvalidRequestError) as caught:
         _convert.request(None, {"model": b"\xff" * 1_000_000})
