@@ -70,7 +70,7 @@ async def test_full_queue_is_refused_with_a_delay(pair: tuple[Cluster, FakeVerif
     verifier.gate.clear()
     tasks = [asyncio.create_task(cluster.generate(ask(ids=PROMPT, max_tokens=3))) for _ in range(13)]
     await until(lambda: cluster.service._dispatcher.queued == 4)
-    assert len(verifier.running) == 9  # capacity 8 and one that waits there
+    await until(lambda: len(verifier.running) == 9)  # capacity 8 and one that waits there
     status = await cluster.status()
     assert (status.requests_in_flight, status.requests_queued) == (13, 4)
     with pytest.raises(OverloadedError, match="4 requests wait, at most 4 may") as caught:
