@@ -222,11 +222,11 @@ class Engine:
                 if held.owner != request.owner:
                     updates.append(update_of(request, _TAKEN))
                 return
-            self._leave(held)  # a newer attempt replaces it; nobody waits for the old one's end
-        if len(self._roster.waiting) >= self._limits.max_waiting:
+            self._leave(held)  # a newer attempt replaces it, also in a full queue; nobody waits for the old one's end
+        elif len(self._roster.waiting) >= self._limits.max_waiting:
             updates.append(update_of(request, _FULL))
-        else:
-            self._roster.add(request)
+            return
+        self._roster.add(request)
 
     def _end(self, request: Request, terminal: Terminal, updates: list[Update]) -> None:
         updates.append(update_of(request, terminal))

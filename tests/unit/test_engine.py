@@ -96,6 +96,24 @@ def test_waiting_requests_are_bounded(target: Target) -> None:
     assert (ends[3].code, ends[3].message) == ("RESOURCE_EXHAUSTED", "too many requests wait at the verifier")
 
 
+def test_a_newer_attempt_finds_room_in_a_full_queue(target: Target) -> None:
+    """The request was let in once; who resumes it while as many wait as may is not turned away."""
+    plain = Harness(target).run([request("a", PROMPT, 20)])["a"].tokens
+    newer = request("a", PROMPT, 20, committed=plain[:3], attempt=1)
+
+    def crowd() -> None:
+        for it in (request("b", PROMPT, 5), request("c", PROMPT, 5), newer):
+            harness.engine.submit(it)
+
+    harness = Acting(target, "a", 6, crowd, max_num_seqs=1, max_waiting=2)
+    harness._left = {"a", "b", "c"}
+    harness.engine.submit(request("a", PROMPT, 20))
+    harness.engine.start()
+    assert harness._done.wait(30)
+    harness.engine.close()
+    assert [t for u in harness.answers["a"].updates if u.attempt == 1 for t in u.tokens] == plain[3:]
+
+
 def test_a_failed_step_fails_its_requests_and_no_others(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
     """An exception of the target is no end of the engine: what comes next is served."""
     forward, calls = target.forward, []
