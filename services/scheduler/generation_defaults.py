@@ -11,6 +11,8 @@ from typing import Any
 from kadence.errors import CheckpointError
 
 _MAX_TEMPERATURE = 100.0
+_MAX_TOP_K = 2**31 - 1
+_PENALTIES = (1e-30, 1e30)  # both are numbers in float32, in which they travel
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +38,11 @@ class GenerationDefaults:
         return cls(
             temperature=temperature if sampled else 0.0,
             top_p=get.number("top_p", "above 0, at most 1", lambda v: 0 < v <= 1, 1),
-            top_k=get("top_k", "an integer, at least 0", lambda v: _is_integer(v) and v >= 0, 0),
+            top_k=get("top_k", f"an integer, 0 to {_MAX_TOP_K}", lambda v: _is_integer(v) and 0 <= v <= _MAX_TOP_K, 0),
             min_p=get.number("min_p", "0 to 1", lambda v: 0 <= v <= 1, 0),
-            repetition_penalty=get.number("repetition_penalty", "above 0", lambda v: v > 0, 1),
+            repetition_penalty=get.number(
+                "repetition_penalty", "1e-30 to 1e30", lambda v: _PENALTIES[0] <= v <= _PENALTIES[1], 1
+            ),
             max_tokens=get("max_new_tokens", "an integer, at least 1", lambda v: _is_integer(v) and v >= 1, None),
         )
 

@@ -60,12 +60,14 @@ def test_as_a_published_model_has_it() -> None:
         ({"temperature": True}, "temperature is True; 0 to 100"),
         ({"top_p": 0}, "top_p is 0; above 0, at most 1"),
         ({"top_p": 1.1}, "top_p is 1.1; above 0, at most 1"),
-        ({"top_k": -1}, "top_k is -1; an integer, at least 0"),
-        ({"top_k": 2.5}, "top_k is 2.5; an integer, at least 0"),
+        ({"top_k": -1}, "top_k is -1; an integer, 0 to 2147483647"),
+        ({"top_k": 2.5}, "top_k is 2.5; an integer, 0 to 2147483647"),
+        ({"top_k": 2**31}, "top_k is 2147483648; an integer, 0 to 2147483647"),
         ({"min_p": 2}, "min_p is 2; 0 to 1"),
-        ({"repetition_penalty": 0}, "repetition_penalty is 0; above 0"),
-        ({"repetition_penalty": float("inf")}, "repetition_penalty is inf; above 0"),
-        ({"repetition_penalty": "1.1"}, "repetition_penalty is '1.1'; above 0"),
+        ({"repetition_penalty": 0}, "repetition_penalty is 0; 1e-30 to 1e30"),
+        ({"repetition_penalty": 1e39}, "repetition_penalty is 1e+39; 1e-30 to 1e30"),
+        ({"repetition_penalty": float("inf")}, "repetition_penalty is inf; 1e-30 to 1e30"),
+        ({"repetition_penalty": "1.1"}, "repetition_penalty is '1.1'; 1e-30 to 1e30"),
         ({"max_new_tokens": 0}, "max_new_tokens is 0; an integer, at least 1"),
         ({"max_new_tokens": True}, "max_new_tokens is True; an integer, at least 1"),
     ],
@@ -83,7 +85,7 @@ def test_folder(tokenizer_folder: Path, tmp_path: Path) -> None:
     file.write_text(json.dumps({"eos_token_id": 1, "do_sample": True, "top_k": 40}))
     assert ModelFolder.read(folder).defaults == GenerationDefaults(temperature=1.0, top_k=40)
     file.write_text(json.dumps({"top_k": "x"}))
-    with pytest.raises(CheckpointError, match=f"^{file}: top_k is 'x'; an integer, at least 0$"):
+    with pytest.raises(CheckpointError, match=f"^{file}: top_k is 'x'; an integer, 0 to 2147483647$"):
         ModelFolder.read(folder)
     file.unlink()
     assert ModelFolder.read(folder).defaults == GenerationDefaults()
