@@ -10,12 +10,13 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 
 from kadence.errors import InvalidRequestError, RequestCancelledError
-from services.runtime.server import MAX_MESSAGE_BYTES
 
+MAX_BYTES = 4 * 1024 * 1024
+"""Longest body. It is parsed in one go: millions of empty lists would keep everybody waiting, heartbeats too."""
 READ_SECONDS = 60.0
 """Longest wait for a whole body."""
-# A client that still sends does not read: of a body that is too long as much again is taken before it is told.
-_PATIENCE = 2
+# A client that still sends does not read: of a body that is too long as much as this is taken before it is told.
+_PATIENCE_BYTES = 16 * MAX_BYTES
 
 
 async def read(request: Request) -> Any:
@@ -25,22 +26,22 @@ async def read(request: Request) -> Any:
     """
     length = request.headers.get("content-length", "0")
     waits = request.headers.get("expect", "").lower() == "100-continue"
-    if waits and length.isdecimal() and int(length) > MAX_MESSAGE_BYTES:
+    if waits and length.isdecimal() and int(length) > MAX_BYTES:
         _refuse(int(length))
     chunks, size = [], 0
     try:
         async with asyncio.timeout(READ_SECONDS):
             async for chunk in request.stream():
                 size += len(chunk)
-                if size <= MAX_MESSAGE_BYTES:
+                if size <= MAX_BYTES:
                     chunks.append(chunk)
-                elif size > _PATIENCE * MAX_MESSAGE_BYTES:
+                elif size > _PATIENCE_BYTES:
                     break
     except TimeoutError:
         raise HTTPException(408, f"the body did not come within {READ_SECONDS:g} s", {"connection": "close"}) from None
     except ClientDisconnect:
         raise RequestCancelledError("the client left") from None
-    if size > MAX_MESSAGE_BYTES:
+    if size > MAX_BYTES:
         _refuse(size)
     return parse(b"".join(chunks))
 
@@ -67,4 +68,4 @@ def _constant(name: str) -> NoReturn:
 
 
 def _refuse(size: int) -> NoReturn:
-    raise HTTPException(413, f"the body has {size} bytes or more; at most {MAX_MESSAGE_BYTES}", {"connection": "close"})
+    raise HTTPException(413, f"the body has {size} bytes or more; at most {MAX_BYTES}", {"connection": "close"})
