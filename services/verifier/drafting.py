@@ -12,6 +12,7 @@ from services.verifier.drafter_link import DrafterLink
 from services.verifier.request import Request
 
 _MISSES_TO_SUSPEND = 2
+_STEPS_WITHOUT_ROOM = 256  # before a drafter that had no room for a session is sent the whole text again
 
 
 @dataclass
@@ -30,6 +31,7 @@ class DraftingCounters:
 class _Session:
     attempt: int
     sent: int  # tokens the drafter has been told
+    opened: int  # the step that opened it
 
 
 class Drafting:
@@ -41,6 +43,7 @@ class Drafting:
         self._generation = 0
         self._sessions: dict[str, _Session] = {}
         self._closes: list[tuple[str, int]] = []
+        self._without_room: dict[str, int] = {}  # request id -> step at which it is tried again
         self._asked: dict[str, tuple[Request, int]] = {}
         self._step = 0
         self._misses = 0
@@ -62,6 +65,7 @@ class Drafting:
             self._generation = connection.generation
             self._sessions.clear()
             self._closes.clear()
+            self._without_room.clear()
         message = messages.DraftRequestBuilder(step)
         for request_id, attempt in self._closes:
             message.close(request_id, attempt)
@@ -92,6 +96,7 @@ class Drafting:
 
     def forget(self, request: Request) -> None:
         """The request ended; its session is closed with the next message."""
+        self._without_room.pop(request.request_id, None)
         if self._sessions.pop(request.request_id, None) is not None:
             self._closes.append((request.request_id, request.attempt))
 
@@ -114,7 +119,9 @@ class Drafting:
         if session is None:
             if max_sessions and len(self._sessions) >= max_sessions:
                 return False
-            session = self._sessions[request.request_id] = _Session(request.attempt, 0)
+            if message.request.step < self._without_room.get(request.request_id, 0):
+                return False
+            session = self._sessions[request.request_id] = _Session(request.attempt, 0, message.request.step)
             message.open(request)
         if session.sent < len(request.tokens):
             message.commit(request, session.sent)
@@ -151,6 +158,8 @@ class Drafting:
             return
         if have == 0:
             self._sessions.pop(request_id)
+            if session.opened == self._step:  # other verifiers' sessions fill the drafter
+                self._without_room[request_id] = self._step + _STEPS_WITHOUT_ROOM
         else:
             session.sent = min(session.sent, have)
 

@@ -220,3 +220,24 @@ def test_a_newer_attempt_is_another_session() -> None:
     newer = request("a", [1, 2], 50, attempt=1, committed=[3])
     assert scene.talk((newer, 1)) == {"a": [3]}
     assert scene.last.opens[0].stamp.attempt == 1 and scene.drafter.sessions == {"a": [1, 2, 3]}
+
+
+class Full(ScriptedDrafter):
+    """Has no room for another session while `full`, as when other verifiers' sessions fill it."""
+
+    full = True
+
+    def send(self, request: pb.DraftRequest) -> None:
+        if self.full:
+            del request.opens[:]
+        super().send(request)
+
+
+def test_a_full_drafter_is_not_sent_the_whole_text_in_every_step() -> None:
+    scene = Scene(drafter := Full(lambda name, tokens, most: [len(tokens)] * most))
+    a = request("a", [1] * 50, 500)
+    for _ in range(200):
+        assert scene.talk((a, 3)) == {}
+    assert [len(commit.token_ids) for message in drafter.requests for commit in message.commits] == [50]
+    drafter.full = False
+    assert any(scene.talk((a, 3)) for _ in range(200))  # tried again by and by
