@@ -79,6 +79,9 @@ def test_refusals_read_well() -> None:
 def test_best_of_may_be_n() -> None:
     assert parse(CompletionRequest, TEXT | {"n": 3, "best_of": 3}).options().n == 3
     assert params(CompletionRequest, TEXT | {"n": 3, "best_of": 1}) == ["best_of"]
+    with pytest.raises(InvalidRequestError) as caught:
+        parse(CompletionRequest, TEXT | {"n": "x" * 100_000, "best_of": 1})
+    assert len(str(caught.value)) < 400  # what the client sent is not sent back
 
 
 def test_everything_wrong_is_told_at_once() -> None:

@@ -277,6 +277,8 @@ def _not_yet(given: Mapping[str, Any], later: Mapping[str, tuple[Any, ...]]) -> 
     for name, neutral in later.items():
         value = given.get(name)
         if value is not None and value not in neutral:
-            same = [json.dumps(item) for item in neutral if item] if name != "best_of" else [f"n, {neutral[0]}"]
+            same = [json.dumps(item) for item in neutral if item]
+            if name == "best_of":  # its neutral value is the client's own
+                same = [f"n, {fields.shown(neutral[0])}"]
             but = f", only {same[0]} is" if same else ""
             yield FieldViolation(name, f"{fields.shown(value)}; not supported yet{but}")
