@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from bench.child import child
 from services.runtime.threads import WAITING
 
 # How idle OpenMP threads wait is fixed when a process starts; these names decide it, and the number of threads.
@@ -39,26 +39,16 @@ class Remote:
 @contextmanager
 def remote(folder: Path, wait: str) -> Iterator[Remote]:
     """A process with the reference model of `folder`, its threads waiting as WAITS[wait] says."""
-    context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe()
-    process = context.Process(target=_serve, args=(theirs, folder))
     before = {name: os.environ.pop(name) for name in _OPENMP if name in os.environ}
     os.environ.update(WAITS[wait])
-    try:
-        process.start()
-    finally:
-        for name in _OPENMP:
-            os.environ.pop(name, None)
-        os.environ.update(before)
-    theirs.close()
-    try:
-        yield Remote(ours)
-    finally:
-        ours.close()
-        process.join(5)
-        if process.is_alive():
-            process.kill()
-            process.join()
+    with ExitStack() as stack:
+        try:
+            pipe = stack.enter_context(child(_serve, folder))
+        finally:
+            for name in _OPENMP:
+                os.environ.pop(name, None)
+            os.environ.update(before)
+        yield Remote(pipe)
 
 
 def _serve(pipe: Connection, folder: Path) -> None:

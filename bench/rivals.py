@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import multiprocessing
 import signal
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -12,6 +11,8 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
+
+from bench.child import child
 
 One = Callable[[str, int], Any]
 
@@ -51,19 +52,8 @@ class Rival:
 @contextmanager
 def rival(kind: str, address: str) -> Iterator[Rival]:
     """A process with the client KINDS[kind] of the server at `address`."""
-    context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe()
-    process = context.Process(target=_serve, args=(theirs, kind, address))
-    process.start()
-    theirs.close()
-    try:
-        yield Rival(ours)
-    finally:
-        ours.close()
-        process.join(5)
-        if process.is_alive():
-            process.kill()
-            process.join()
+    with child(_serve, kind, address) as pipe:
+        yield Rival(pipe)
 
 
 def _serve(pipe: Connection, kind: str, address: str) -> None:

@@ -15,7 +15,7 @@ from bench.bars.bar import Bar
 from bench.bars.bench import Bench
 from kadence.errors import KadenceError
 
-MINUTES = 40
+MINUTES = 90
 _BUSY = 0.25  # cores in use by others that are told about
 RESULTS = machine.ROOT / "bench" / "results" / "local"  # not in git
 
