@@ -97,7 +97,7 @@ class TokenSequence(_message.Message):
     def __init__(self, token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Description(_message.Message):
-    __slots__ = ("kind", "replica_id", "model_fingerprint", "model", "drafter_kind", "block_size", "max_draft_tokens", "taps", "feature_width", "vocab_size", "window", "max_sessions", "max_rows", "max_message_bytes", "max_model_len", "feature_fingerprint", "version", "supports_ratio")
+    __slots__ = ("kind", "replica_id", "model_fingerprint", "model", "drafter_kind", "block_size", "max_draft_tokens", "taps", "feature_width", "vocab_size", "window", "max_sessions", "max_rows", "max_message_bytes", "max_model_len", "feature_fingerprint", "version", "supports_ratio", "feature_norm_eps", "kv_tokens", "signals")
     KIND_FIELD_NUMBER: _ClassVar[int]
     REPLICA_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
@@ -116,6 +116,9 @@ class Description(_message.Message):
     FEATURE_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     SUPPORTS_RATIO_FIELD_NUMBER: _ClassVar[int]
+    FEATURE_NORM_EPS_FIELD_NUMBER: _ClassVar[int]
+    KV_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SIGNALS_FIELD_NUMBER: _ClassVar[int]
     kind: str
     replica_id: str
     model_fingerprint: str
@@ -134,7 +137,10 @@ class Description(_message.Message):
     feature_fingerprint: str
     version: str
     supports_ratio: bool
-    def __init__(self, kind: _Optional[str] = ..., replica_id: _Optional[str] = ..., model_fingerprint: _Optional[str] = ..., model: _Optional[str] = ..., drafter_kind: _Optional[str] = ..., block_size: _Optional[int] = ..., max_draft_tokens: _Optional[int] = ..., taps: _Optional[_Iterable[int]] = ..., feature_width: _Optional[int] = ..., vocab_size: _Optional[int] = ..., window: _Optional[int] = ..., max_sessions: _Optional[int] = ..., max_rows: _Optional[int] = ..., max_message_bytes: _Optional[int] = ..., max_model_len: _Optional[int] = ..., feature_fingerprint: _Optional[str] = ..., version: _Optional[str] = ..., supports_ratio: bool = ...) -> None: ...
+    feature_norm_eps: float
+    kv_tokens: int
+    signals: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, kind: _Optional[str] = ..., replica_id: _Optional[str] = ..., model_fingerprint: _Optional[str] = ..., model: _Optional[str] = ..., drafter_kind: _Optional[str] = ..., block_size: _Optional[int] = ..., max_draft_tokens: _Optional[int] = ..., taps: _Optional[_Iterable[int]] = ..., feature_width: _Optional[int] = ..., vocab_size: _Optional[int] = ..., window: _Optional[int] = ..., max_sessions: _Optional[int] = ..., max_rows: _Optional[int] = ..., max_message_bytes: _Optional[int] = ..., max_model_len: _Optional[int] = ..., feature_fingerprint: _Optional[str] = ..., version: _Optional[str] = ..., supports_ratio: bool = ..., feature_norm_eps: _Optional[float] = ..., kv_tokens: _Optional[int] = ..., signals: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
     __slots__ = ("sequence",)

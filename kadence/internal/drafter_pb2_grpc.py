@@ -73,7 +73,7 @@ class DrafterServiceServicer(object):
 
     def FetchProjection(self, request, context):
         """The fc and hidden_norm weights with which the verifier makes feature rows, in chunks of at most 4 MiB; UNIMPLEMENTED
-        from kinds without feature rows, which are all so far.
+        from kinds without feature rows.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -14,9 +14,14 @@ GUMBEL_SPAN = 19.5
 _MASK64 = (1 << 64) - 1
 
 
-def noise_key(seed: int, position: int, stream: int = 0) -> tuple[int, int]:
-    """Two signed 32-bit words that address one position's noise: splitmix64 (Steele et al. 2014) over the triple."""
-    word = _splitmix64(_splitmix64(_splitmix64(seed & _MASK64) ^ position) ^ stream)
+def noise_key(seed: int, first: int, *more: int) -> tuple[int, int]:
+    """Two signed 32-bit words that address noise: splitmix64 (Steele et al. 2014) chained over the numbers.
+
+    Rule `match` has one noise per (seed, absolute position); rule `ratio` per (seed, attempt, round, slot, stream).
+    """
+    word = _splitmix64(seed & _MASK64)
+    for number in (first, *(more or (0,))):
+        word = _splitmix64(word ^ number)
     return _signed(word & 0xFFFFFFFF), _signed(word >> 32)
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from kadence.internal import drafter_pb2
 from services.verifier import messages
+from services.verifier.draft import Draft
 from services.verifier.drafter_link import DrafterLink
 from services.verifier.request import Request
 
@@ -80,7 +81,7 @@ class Drafting:
             self.counters.asked += 1
             self._link.send(message.request)
 
-    def collect(self, deadline: float) -> dict[str, list[int]]:
+    def collect(self, deadline: float) -> dict[str, Draft]:
         """Drafts by request id, waiting at most `deadline` seconds; requests without one are absent."""
         if not self._asked:
             return {}
@@ -163,7 +164,7 @@ class Drafting:
         else:
             session.sent = min(session.sent, have)
 
-    def _accept(self, draft: drafter_pb2.Draft) -> tuple[str, list[int]] | None:
+    def _accept(self, draft: drafter_pb2.Draft) -> tuple[str, Draft] | None:
         """The draft if it is for a request of this step as it stands now, and makes sense."""
         request, most = self._asked.get(draft.stamp.request_id, (None, 0))
         if request is None or messages.stamp_of(request) != draft.stamp:
@@ -173,4 +174,4 @@ class Drafting:
         if not all(0 <= token < self._vocab_size for token in tokens):
             self.counters.stale += 1
             return None
-        return request.request_id, tokens
+        return request.request_id, Draft(tokens)

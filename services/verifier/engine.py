@@ -181,7 +181,7 @@ class Engine:
         if not chosen:  # a prefill chunk that does not reach the end
             self._roster.commit(request, len(part.work.tokens), self._drafting.rows)
             return
-        accepted = match(part.draft, chosen)
+        accepted = match(part.draft.token_ids, chosen)
         before = update_of(request)
         tokens, terminal = request.append(chosen[: accepted + 1])
         # The newest token stays without KV; rejected rows, and rows past the end, are rolled back.

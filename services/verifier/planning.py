@@ -9,6 +9,7 @@ from services.model.probs import RowLaw
 from services.verifier import allocation
 from services.verifier.allocation import Policy
 from services.verifier.batch import Work
+from services.verifier.draft import NO_DRAFT, Draft
 from services.verifier.request import Request
 from services.verifier.roster import Roster
 
@@ -40,7 +41,7 @@ class Part:
 
     request: Request
     work: Work
-    draft: list[int]
+    draft: Draft
     drafted: int
 
     @property
@@ -53,7 +54,7 @@ class Part:
         """How the token after each sampled row is drawn."""
         if not self.work.samples:
             return []
-        edits = self.request.edits(self.draft)
+        edits = self.request.edits(self.draft.token_ids)
         return [self.request.law(position, row) for position, row in enumerate(edits, len(self.request.tokens))]
 
 
@@ -68,7 +69,7 @@ def wants(roster: Roster, policy: Policy) -> list[tuple[Request, int]]:
     return asked
 
 
-def plan_step(roster: Roster, drafts: dict[str, list[int]], budget: int, prefill: PrefillBudget) -> list[Part]:
+def plan_step(roster: Roster, drafts: dict[str, Draft], budget: int, prefill: PrefillBudget) -> list[Part]:
     """What runs within `budget` rows; reserves pages for every row.
 
     First a row for everybody who decodes, then prompts in order of admission, as `prefill` allows if anybody decodes,
@@ -81,7 +82,7 @@ def plan_step(roster: Roster, drafts: dict[str, list[int]], budget: int, prefill
     prompts = min(budget - len(decoding), prefill.rows if decoding else budget, waiting)
     # Drafts may not starve prompts: a share of the rows is theirs as long as there are any.
     counts = allocation.fit(
-        [len(drafts.get(r.request_id, [])) for r in decoding], budget - min(prompts, budget // _PREFILL_SHARE)
+        [len(drafts.get(r.request_id, NO_DRAFT)) for r in decoding], budget - min(prompts, budget // _PREFILL_SHARE)
     )
     prompts = min(prompts, budget - len(decoding) - sum(counts))
     for request in decoding:
@@ -91,13 +92,13 @@ def plan_step(roster: Roster, drafts: dict[str, list[int]], budget: int, prefill
     parts = []
     for request, count in zip(decoding, counts, strict=True):
         if request in roster.running:
-            draft = drafts.get(request.request_id, [])
-            kept = draft[: roster.reserve(request, 1 + count) - 1]
-            parts.append(_part(request, request.tokens[-1:] + kept, kept, len(draft)))
+            draft = drafts.get(request.request_id, NO_DRAFT)
+            kept = draft.first(roster.reserve(request, 1 + count) - 1)
+            parts.append(_part(request, request.tokens[-1:] + kept.token_ids, kept, len(draft)))
     for request, count in chunks:
         if request in roster.running:
             start = request.pages.committed
-            parts.append(_part(request, request.tokens[start : start + count], [], 0))
+            parts.append(_part(request, request.tokens[start : start + count], NO_DRAFT, 0))
     return parts
 
 
@@ -116,7 +117,7 @@ def _chunks(roster: Roster, rows: int, budget: PrefillBudget) -> list[tuple[Requ
     return chunks
 
 
-def _part(request: Request, tokens: list[int], draft: list[int], drafted: int) -> Part:
+def _part(request: Request, tokens: list[int], draft: Draft, drafted: int) -> Part:
     start = request.pages.committed
     # Only a row whose predecessors all have KV can give a token: the anchor's, and those of its draft.
     samples = 1 + len(draft) if start + len(tokens) >= len(request.tokens) else 0

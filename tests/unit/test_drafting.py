@@ -10,6 +10,7 @@ import pytest
 
 from kadence.internal import common_pb2
 from kadence.internal import drafter_pb2 as pb
+from services.verifier.draft import Draft
 from services.verifier.drafting import Drafting
 from services.verifier.request import Request
 from tests.support.engine_harness import request
@@ -39,7 +40,7 @@ class Scene:
 
     def talk(self, *wants: tuple[Request, int], deadline: float = 1.0) -> dict[str, list[int]]:
         self.ask(*wants)
-        return self.drafting.collect(deadline)
+        return {name: draft.token_ids for name, draft in self.drafting.collect(deadline).items()}
 
     def ask(self, *wants: tuple[Request, int]) -> None:
         self.step += 1
@@ -166,7 +167,7 @@ def test_two_misses_in_a_row_suspend() -> None:
     # An answer in time forgives.
     scene.ask((a, 1))
     drafter.replies.put(drafter.held[-1])
-    assert scene.drafting.collect(1) == {"a": [1]}
+    assert scene.drafting.collect(1) == {"a": Draft([1])}
     assert scene.talk((a, 1), deadline=0.01) == {} and drafter.suspensions == 0
     assert scene.talk((a, 1), deadline=0.01) == {} and drafter.suspensions == 1
     assert scene.drafting.counters.late == 3
@@ -181,7 +182,7 @@ def test_late_answers_are_dropped() -> None:
     scene.ask((a, 2))
     for response in drafter.held:
         drafter.replies.put(response)
-    assert scene.drafting.collect(1) == {"a": [1, 1]} and scene.drafting.counters.stale == 1
+    assert scene.drafting.collect(1) == {"a": Draft([1, 1])} and scene.drafting.counters.stale == 1
 
 
 @pytest.mark.parametrize(

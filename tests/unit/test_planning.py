@@ -8,6 +8,7 @@ import random
 import pytest
 
 from services.verifier.allocation import Policy
+from services.verifier.draft import Draft
 from services.verifier.paged_kv import PagePool
 from services.verifier.planning import Part, PrefillBudget, plan_step, wants
 from services.verifier.request import Request
@@ -38,7 +39,8 @@ class Scene:
         self, budget: int = 100, prefill: int = 1000, keys_per_row: float = math.inf, **drafts: list[int]
     ) -> dict[str, Part]:
         decoding = any(r.decoding for r in self.roster.running)
-        parts = plan_step(self.roster, drafts, budget, PrefillBudget(prefill, keys_per_row))
+        made = {name: Draft(tokens) for name, tokens in drafts.items()}
+        parts = plan_step(self.roster, made, budget, PrefillBudget(prefill, keys_per_row))
         assert not decoding or sum(len(part.work.tokens) for part in parts if not part.request.decoding) <= prefill
         assert sum(len(part.work.tokens) for part in parts) <= budget
         for part in parts:
@@ -55,7 +57,7 @@ def test_decode_rows_and_their_drafts() -> None:
     scene.add("b", 2, produced=1)
     parts = scene.plan(a=[7, 8])
     assert (parts["a"].work.tokens, parts["a"].work.start, parts["a"].work.samples) == ([102, 7, 8], 7, 3)
-    assert (parts["a"].draft, parts["a"].drafted) == ([7, 8], 2)
+    assert (parts["a"].draft.token_ids, parts["a"].drafted) == ([7, 8], 2)
     assert (parts["b"].work.tokens, parts["b"].work.start, parts["b"].work.samples) == ([100], 2, 1)
     assert [law.position for law in parts["a"].laws] == [8, 9, 10]
 
@@ -141,7 +143,10 @@ def test_a_draft_is_cut_to_the_pages_that_are_free() -> None:
     scene.add("a", 6, produced=2)  # 7 cells of 8 in use
     scene.add("b", 6, produced=2)
     parts = scene.plan(a=[1] * 7, b=[1])
-    assert {name: (part.draft, part.drafted) for name, part in parts.items()} == {"a": ([1] * 4, 7), "b": ([], 1)}
+    assert {name: (part.draft.token_ids, part.drafted) for name, part in parts.items()} == {
+        "a": ([1] * 4, 7),
+        "b": ([], 1),
+    }
     assert len(scene.roster.running) == 2
 
 

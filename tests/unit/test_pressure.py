@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 
+from services.verifier.draft import Draft
 from services.verifier.paged_kv import PagePool
 from services.verifier.planning import Part, PrefillBudget, plan_step
 from services.verifier.request import Request
@@ -70,7 +71,7 @@ def test_64_requests(prompt: int, answer: int, page_size: int, fits: int, k: int
         roster.admit()
         oldest = roster.running[0]
         before = advance(oldest)
-        drafts = {r.request_id: [1] * min(k, r.remaining - 1) for r in roster.running if r.decoding}
+        drafts = {r.request_id: Draft([1] * min(k, r.remaining - 1)) for r in roster.running if r.decoding}
         parts = plan_step(roster, drafts, BUDGET, PrefillBudget(PREFILL))
         assert sum(len(part.work.tokens) for part in parts) <= BUDGET
         play.step(roster, parts, rng, 0.7)

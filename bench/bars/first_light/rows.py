@@ -20,6 +20,7 @@ from deploy.config import DEFAULT_MODEL
 from services.model.fetch import resolve
 from services.runtime.threads import in_passing
 from services.verifier.allocation import Policy
+from services.verifier.draft import Draft
 from services.verifier.drafting import Drafting
 from services.verifier.engine import Engine, Limits
 from services.verifier.outcomes import StepReport
@@ -46,9 +47,9 @@ class EveryOtherStep(Drafting):
     def ask(self, step: int, wants: list[tuple[Request, int]]) -> None:
         self._wants, self._turn = wants, not self._turn
 
-    def collect(self, patience: float) -> dict[str, list[int]]:
+    def collect(self, patience: float) -> dict[str, Draft]:
         # The prompt's own tokens: hardly ever what comes next, and as many rows as any.
-        return {request.request_id: request.tokens[:most] for request, most in self._wants if self._turn}
+        return {request.request_id: Draft(request.tokens[:most]) for request, most in self._wants if self._turn}
 
     def forget(self, request: Request) -> None:
         pass
