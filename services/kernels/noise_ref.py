@@ -11,6 +11,9 @@ from torch import Tensor
 GUMBEL_SPAN = 19.5
 """More than the largest less the smallest noise: -log(-log(u)) for u in [2^-24, 1 - 2^-24] lies in [-2.82, 16.64]."""
 
+DRAFT, ACCEPT, RESIDUAL = 1, 2, 3
+"""Streams of rule `ratio`: what draws the draft, what accepts it, what draws where it was refused, all independent."""
+
 _MASK64 = (1 << 64) - 1
 
 
