@@ -68,29 +68,48 @@ static inline void dot_tile(const __m512i *tile, const uint32_t *q, int rows, fl
     for (int i = 0; i < rows; i++) _mm512_storeu_ps(scores + i * stride, _mm512_add_ps(even[i], odd[i]));
 }
 
-// Row softmax over scores[0..seen), zeros up to `padded`; writes bfloat16 probabilities times the returned sum.
-static inline float softmax_row(float *scores, bf16 *probs, int64_t seen, int64_t padded, float scale) {
+// Lanes of keys k .. k + 15 that lie in [from, to).
+static inline __mmask16 lanes(int64_t k, int64_t from, int64_t to) {
+    if (k >= from && to - k >= 16) return 0xffff;
+    const __mmask16 before = to - k >= 16 ? 0xffff : to > k ? (__mmask16)((1u << (to - k)) - 1) : 0;
+    return from <= k ? before : from - k >= 16 ? 0 : before & (__mmask16)(0xffffu << (from - k));
+}
+
+// Row softmax over scores[from..to), zeros elsewhere up to `padded`; writes bfloat16 probabilities times their sum.
+static inline float softmax_row(float *scores, bf16 *probs, int64_t from, int64_t to, int64_t padded, float scale) {
+    const int64_t first = from & -16, last = (to + 15) & -16;
     __m512 top = _mm512_set1_ps(-3.0e38f);
-    for (int64_t k = 0; k < seen; k += 16) {
-        __mmask16 m = seen - k >= 16 ? 0xffff : (__mmask16)((1u << (seen - k)) - 1);
-        top = _mm512_mask_max_ps(top, m, top, _mm512_loadu_ps(scores + k));
-    }
+    for (int64_t k = first; k < last; k += 16)
+        top = _mm512_mask_max_ps(top, lanes(k, from, to), top, _mm512_loadu_ps(scores + k));
     __m512 max = _mm512_set1_ps(_mm512_reduce_max_ps(top)), by = _mm512_set1_ps(scale), sum = _mm512_setzero_ps();
-    for (int64_t k = 0; k < padded; k += 16) {
-        __mmask16 m = seen - k >= 16 ? 0xffff : seen > k ? (__mmask16)((1u << (seen - k)) - 1) : 0;
+    for (int64_t k = 0; k < first; k += 16) _mm256_storeu_si256((__m256i *)(probs + k), _mm256_setzero_si256());
+    for (int64_t k = first; k < last; k += 16) {
         __m512 x = _mm512_mul_ps(_mm512_sub_ps(_mm512_loadu_ps(scores + k), max), by);
-        __m512 e = _mm512_maskz_mov_ps(m, exp2_512(x));
+        __m512 e = _mm512_maskz_mov_ps(lanes(k, from, to), exp2_512(x));
         __m256bh narrow = _mm512_cvtneps_pbh(e);
         _mm256_storeu_si256((__m256i *)(probs + k), (__m256i)narrow);
         sum = _mm512_add_ps(sum, e);
     }
+    for (int64_t k = last; k < padded; k += 16) _mm256_storeu_si256((__m256i *)(probs + k), _mm256_setzero_si256());
     return _mm512_reduce_add_ps(sum);
 }
 
+// The keys that a block's queries can see, [base, base + padded): whole sixteens.
+typedef struct {
+    int64_t base, padded;
+} Span;
+
+static inline Span span_of(int64_t start, int64_t end, int64_t window) {
+    const int64_t base = window && start >= window ? (start - window + 1) & -16 : 0;
+    return (Span){base, (end - base + 15) & -16};
+}
+
 // One block and KV head. `keys` and `values` are the head's pages; `table` the request's.
-static void attend(const bf16 *q, int64_t q_stride, int fold, int tokens, int64_t start, const bf16 *keys,
-                   const bf16 *values, const int64_t *table, bf16 *out, int64_t out_stride, float *work, float scale) {
-    const int64_t context = start + tokens, padded = (context + 15) / 16 * 16;
+static void attend(const bf16 *q, int64_t q_stride, int fold, int tokens, int64_t start, int64_t end, int causal,
+                   int64_t window, const bf16 *keys, const bf16 *values, const int64_t *table, bf16 *out,
+                   int64_t out_stride, float *work, float scale) {
+    const Span span = span_of(start, end, window);
+    const int64_t base = span.base, padded = span.padded;
     const int rows = tokens * fold;
     float *scores = work, *sums = scores + (int64_t)rows * padded;
     uint32_t *queries = (uint32_t *)(sums + rows);
@@ -100,14 +119,22 @@ static void attend(const bf16 *q, int64_t q_stride, int fold, int tokens, int64_
         for (int p = 0; p < PAIRS; p++) queries[i * PAIRS + p] = row[p];
     }
     for (int64_t k = 0; k < padded; k += 16) {
-        const bf16 *page = keys + table[k / PAGE] * (PAGE * HEAD_DIM) + (k % PAGE) * HEAD_DIM;
+        const uint64_t at = (uint64_t)(base + k);  // unsigned: divided by shifts
+        const bf16 *page = keys + table[at / PAGE] * (PAGE * HEAD_DIM) + (at % PAGE) * HEAD_DIM;
         __m512i tile[PAIRS];
         for (int p = 0; p < PAIRS; p += 16) transpose16((const uint32_t *)page + p, PAIRS, tile + p);
         for (int i = 0; i < rows; i += ROWS)
             dot_tile(tile, queries + i * PAIRS, rows - i < ROWS ? rows - i : ROWS, scores + i * padded + k, padded);
     }
-    for (int i = 0; i < rows; i++)
-        sums[i] = softmax_row(scores + i * padded, probs + i * padded, start + i / fold + 1, padded, scale);
+    for (int i = 0; i < rows; i++) {
+        const int64_t position = start + i / fold;
+        int64_t from = 0, to = causal ? position + 1 : end;
+        if (window) {
+            from = position >= window ? position - window + 1 : 0;
+            to = to < position + window ? to : position + window;
+        }
+        sums[i] = softmax_row(scores + i * padded, probs + i * padded, from - base, to - base, padded, scale);
+    }
     const __m512i first = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
     const __m512i second = _mm512_setr_epi32(8, 9, 10, 11, 24, 25, 26, 27, 12, 13, 14, 15, 28, 29, 30, 31);
     for (int i = 0; i < rows; i += ROWS) {
@@ -116,7 +143,8 @@ static void attend(const bf16 *q, int64_t q_stride, int fold, int tokens, int64_
         for (int r = 0; r < ROWS; r++)
             for (int c = 0; c < CHUNKS; c++) low[r][c] = high[r][c] = _mm512_setzero_ps();
         for (int64_t k = 0; k < padded; k += 2) {
-            const bf16 *v = values + table[k / PAGE] * (PAGE * HEAD_DIM) + (k % PAGE) * HEAD_DIM;
+            const uint64_t at = (uint64_t)(base + k);  // unsigned: divided by shifts
+            const bf16 *v = values + table[at / PAGE] * (PAGE * HEAD_DIM) + (at % PAGE) * HEAD_DIM;
             __m512i a[CHUNKS], b[CHUNKS];
             for (int c = 0; c < CHUNKS; c++) {
                 __m512i even = _mm512_loadu_si512(v + 32 * c), odd = _mm512_loadu_si512(v + HEAD_DIM + 32 * c);
@@ -146,12 +174,13 @@ static void attend(const bf16 *q, int64_t q_stride, int fold, int tokens, int64_
 }
 
 // q [n, q_stride], cache [2 * kv_heads * num_pages, PAGE * HEAD_DIM], out [n, out_stride]. Block b has `tokens[b]` query
-// tokens, rows first[b] and on, at positions start[b] and on, of the request whose pages are table[owner[b]].
+// tokens, rows first[b] and on, at positions start[b] and on, of the request whose pages are table[owner[b]]. Its queries
+// see keys below end[b]; if `causal` only those up to themselves; if `window` only those less than that far away.
 // Returns 0, or 1 if memory ran out.
 int ragged_attention(const bf16 *q, int64_t q_stride, const bf16 *cache, int64_t num_pages, int kv_heads, int fold,
-                     int blocks, const int64_t *first, const int64_t *tokens, const int64_t *start,
-                     const int64_t *owner, const int64_t *table, int64_t table_stride, bf16 *out, int64_t out_stride,
-                     float scale, int threads) {
+                     int blocks, const int64_t *first, const int64_t *tokens, const int64_t *start, const int64_t *end,
+                     const int64_t *owner, const int64_t *table, int64_t table_stride, int causal, int64_t window,
+                     bf16 *out, int64_t out_stride, float scale, int threads) {
     const int items = blocks * kv_heads;
     const int64_t head = num_pages * (PAGE * HEAD_DIM);
     int failed = 0;
@@ -162,7 +191,7 @@ int ragged_attention(const bf16 *q, int64_t q_stride, const bf16 *cache, int64_t
 #pragma omp for schedule(dynamic, 1)
         for (int item = 0; item < items; item++) {
             const int b = item / kv_heads, h = item % kv_heads;
-            const int64_t padded = (start[b] + tokens[b] + 15) / 16 * 16, rows = tokens[b] * fold;
+            const int64_t padded = span_of(start[b], end[b], window).padded, rows = tokens[b] * fold;
             const int64_t need = rows * (padded + 1 + PAIRS) + rows * padded / 2 + 16;
             if (need > size) {
                 free(work);
@@ -174,8 +203,8 @@ int ragged_attention(const bf16 *q, int64_t q_stride, const bf16 *cache, int64_t
                 failed = 1;
                 continue;
             }
-            attend(q + first[b] * q_stride + h * fold * HEAD_DIM, q_stride, fold, (int)tokens[b], start[b],
-                   cache + h * head, cache + (kv_heads + h) * head, table + owner[b] * table_stride,
+            attend(q + first[b] * q_stride + h * fold * HEAD_DIM, q_stride, fold, (int)tokens[b], start[b], end[b],
+                   causal, window, cache + h * head, cache + (kv_heads + h) * head, table + owner[b] * table_stride,
                    out + first[b] * out_stride + h * fold * HEAD_DIM, out_stride, work, scale);
         }
         free(work);

@@ -25,14 +25,18 @@ class AttentionBlocks:
     """Index tensors of a step's query blocks, int64, the same for every layer.
 
     first [b], tokens [b], start [b]: a block's first row in the batch, its length, the position of its first row.
-    owner [b]: row of `table` [requests, pages] that lists its request's pages.
+    end [b]: how many of its request's keys there are for it. owner [b]: row of `table` [requests, pages] that lists its
+    request's pages. causal, window: which of those keys a row sees, as in attention_plan.plan_attention.
     """
 
     first: Tensor
     tokens: Tensor
     start: Tensor
+    end: Tensor
     owner: Tensor
     table: Tensor
+    causal: bool = True
+    window: int = 0
 
 
 class RaggedAttention:
@@ -57,7 +61,7 @@ class RaggedAttention:
         function = library.ragged_attention
         pointer, long, integer = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
         function.argtypes = [pointer, long, pointer, long, integer, integer, integer]
-        function.argtypes += [pointer] * 5 + [long, pointer, long, ctypes.c_float, integer]
+        function.argtypes += [pointer] * 6 + [long, integer, long, pointer, long, ctypes.c_float, integer]
         return cls(function, num_pages, num_kv_heads, head_dim)
 
     def __call__(self, q: Tensor, cache: Tensor, blocks: AttentionBlocks, rows: int = 0) -> Tensor:
@@ -76,9 +80,12 @@ class RaggedAttention:
             blocks.first.data_ptr(),
             blocks.tokens.data_ptr(),
             blocks.start.data_ptr(),
+            blocks.end.data_ptr(),
             blocks.owner.data_ptr(),
             blocks.table.data_ptr(),
             blocks.table.shape[1],
+            blocks.causal,
+            blocks.window,
             out.data_ptr(),
             heads * d,
             d**-0.5 * math.log2(math.e),  # the kernel exponentiates with base 2

@@ -40,7 +40,7 @@ def ragged_attention(
 ) -> Tensor:
     """q [n, Hq, d], cache [2 * Hkv * num_pages, page * d] (K heads, then V heads) -> [n, Hq * d].
 
-    The step's own K/V are already in the cache; causality is in the groups' masks.
+    The step's own K/V are already in the cache; causality and windows are in the groups' masks.
     """
     outs = [_attend(q, cache, group, num_kv_heads, head_dim) for group in groups]
     return outs[0] if len(outs) == 1 else torch.cat(outs)

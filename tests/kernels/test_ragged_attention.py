@@ -8,10 +8,19 @@ from dataclasses import dataclass
 import pytest
 import torch
 
+from services.kernels import attention_plan
+from services.kernels.attention_plan import Layout, plan_attention
 from services.kernels.ragged_attention import BLOCK, RaggedAttention
 from services.kernels.ragged_attention_ref import ragged_attention
-from services.verifier import batch as batches
-from services.verifier.batch import Layout, Work, plan
+
+
+@dataclass
+class Piece:
+    """One request's part of a step."""
+
+    rows: int
+    start: int
+    pages: list[int]
 
 
 @dataclass
@@ -25,18 +34,25 @@ class Case:
     head_dim: int = 8
     dtype: torch.dtype = torch.float32
     native: bool = False
+    causal: bool = True
+    window: int = 0
 
 
-def naive(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    """q [n, Hq, d], k and v [L, Hkv, d] in float64; row i of q sees the first L - n + 1 + i keys. [n, Hq * d]."""
+def naive(case: Case, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """q [n, Hq, d], k and v [L, Hkv, d] in float64; row i of q is position L - n + i. [n, Hq * d]."""
     rows, heads, d = q.shape
     out = torch.empty_like(q)
     for i in range(rows):
-        seen = len(k) - rows + 1 + i
+        position = len(k) - rows + i
+        seen = [
+            key
+            for key in range(len(k))
+            if (key <= position or not case.causal) and (abs(key - position) < case.window or not case.window)
+        ]
         for head in range(heads):
             mine = head * k.shape[1] // heads
-            scores = k[:seen, mine] @ q[i, head] / d**0.5
-            out[i, head] = torch.softmax(scores, 0) @ v[:seen, mine]
+            scores = k[seen, mine] @ q[i, head] / d**0.5
+            out[i, head] = torch.softmax(scores, 0) @ v[seen, mine]
     return out.reshape(rows, heads * d)
 
 
@@ -55,21 +71,21 @@ def run(case: Case, seed: int = 0, poison: float = 0.0) -> tuple[torch.Tensor, t
         for position in range(rows + before):
             cell = pages[position // page], position % page
             cache[0, :, cell[0], cell[1]], cache[1, :, cell[0], cell[1]] = k[position], v[position]
-        works.append(Work([0] * rows, before, 0, pages))
+        works.append(Piece(rows, before, pages))
         contents.append((k.double(), v.double()))
-    forward, order = plan(works, layout)
+    planned = plan_attention(works, layout, case.causal, case.window)
     queries = [torch.randn(rows, case.heads, d, generator=noise).to(case.dtype) for rows, _ in case.requests]
     flat = cache.view(2 * hkv * layout.num_pages, page * d)
-    together = torch.cat([queries[i] for i in order])
+    together = torch.cat([queries[i] for i in planned.order])
     if case.native:
         kernel = RaggedAttention.find(case.dtype, layout.num_pages, page, hkv, d)
-        assert kernel is not None and forward.blocks is not None
+        assert kernel is not None and planned.blocks is not None
         # Rows of a wider tensor, as the target's fused projection gives them.
         wide = torch.cat([together, torch.full_like(together[:, :hkv], torch.nan)], dim=1)
-        got = kernel(wide[:, : case.heads], flat, forward.blocks)
+        got = kernel(wide[:, : case.heads], flat, planned.blocks)
     else:
-        got = ragged_attention(together, flat, forward.groups, hkv, d)
-    wanted = torch.cat([naive(queries[i].double(), *contents[i]) for i in order])
+        got = ragged_attention(together, flat, planned.groups, hkv, d)
+    wanted = torch.cat([naive(case, queries[i].double(), *contents[i]) for i in planned.order])
     return got, wanted
 
 
@@ -99,6 +115,24 @@ def test_equals_naive_attention(mix: str, page_size: int) -> None:
     check(Case(MIXES[mix], page_size))
 
 
+VIEWS = [(causal, window) for causal in (True, False) for window in (0, 1, 2, 16, 17, 40)]
+
+
+@pytest.mark.parametrize(("causal", "window"), VIEWS)
+@pytest.mark.parametrize("mix", ["prefill", "verify", "all at once", "last cell of a page"])
+def test_views(mix: str, causal: bool, window: int) -> None:
+    for page_size in (3, 16):
+        check(Case(MIXES[mix], page_size, causal=causal, window=window))
+
+
+@pytest.mark.parametrize("mix", ["verify", "all at once"])
+def test_nothing_outside_a_view_is_seen(mix: str) -> None:
+    for causal, window in VIEWS:
+        clean, _ = run(Case(MIXES[mix], 4, causal=causal, window=window))
+        dirty, _ = run(Case(MIXES[mix], 4, causal=causal, window=window), poison=1e6)
+        assert torch.equal(clean, dirty)
+
+
 @pytest.mark.parametrize(("heads", "kv_heads"), [(1, 1), (4, 4), (4, 1), (9, 3)])
 def test_head_sharing(heads: int, kv_heads: int) -> None:
     check(Case(MIXES["all at once"], 4, heads=heads, kv_heads=kv_heads, head_dim=16))
@@ -110,7 +144,7 @@ def test_bfloat16() -> None:
 
 @pytest.mark.parametrize("cost", [0, 100, 10**9], ids=["apart", "some", "together"])
 def test_grouping_never_changes_the_result(cost: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batches, "_GROUP_COST", cost)
+    monkeypatch.setattr(attention_plan, "_GROUP_COST", cost)
     rng = random.Random(cost)
     for seed in range(6):
         check(Case([(rng.randint(1, 9), rng.randint(0, 50)) for _ in range(7)], rng.choice([2, 8])), seed)
@@ -119,8 +153,8 @@ def test_grouping_never_changes_the_result(cost: int, monkeypatch: pytest.Monkey
 def test_long_contexts_form_groups_of_their_own() -> None:
     requests = [(1, 3000), (1, 2500), (1, 8), (8, 20), (1, 4), (40, 700)]
     layout = Layout(1000, 16, 2, torch.float32)
-    works = [Work([0] * rows, before, 0, list(range(-(-(rows + before) // 16)))) for rows, before in requests]
-    assert len(plan(works, layout)[0].groups) > 1
+    pieces = [Piece(rows, before, list(range(-(-(rows + before) // 16)))) for rows, before in requests]
+    assert len(plan_attention(pieces, layout).groups) > 1
     check(Case(requests, 16))
 
 
@@ -158,6 +192,15 @@ def test_native(mix: str, page_size: int, heads: int, kv_heads: int, head_dim: i
 
 
 @needs_native
+@pytest.mark.parametrize(("causal", "window"), VIEWS)
+@pytest.mark.parametrize("mix", ["prefill", "verify", "all at once", "long"])
+def test_native_views(mix: str, causal: bool, window: int) -> None:
+    """Chunks longer than a block too: rows of a non-causal block see keys of the blocks after theirs."""
+    requests = {**MIXES, "long": [(2 * BLOCK + 3, 70), (BLOCK, 300), (8, 1000)]}[mix]
+    check(Case(requests, 16, 6, 2, 64, torch.bfloat16, native=True, causal=causal, window=window))
+
+
+@needs_native
 def test_native_cuts_long_chunks_into_blocks() -> None:
     mix = [(BLOCK, 0), (BLOCK + 1, 3), (4 * BLOCK + 5, 200), (1, 0)]
     check(Case(mix, 16, 6, 2, 64, torch.bfloat16, native=True))
@@ -178,12 +221,12 @@ def test_native_softmax_keeps_its_range() -> None:
     cache = torch.zeros(2, 16, 32, dtype=torch.bfloat16)
     cache[0, :, 0] = torch.arange(16) * 50.0  # keys
     cache[1] = torch.arange(16)[:, None].to(torch.bfloat16)  # values
-    forward, _ = plan([Work([0], 15, 0, [0])], Layout(1, 16, 1, torch.bfloat16, native=True))
-    assert forward.blocks is not None
+    blocks = plan_attention([Piece(1, 15, [0])], Layout(1, 16, 1, torch.bfloat16, native=True)).blocks
+    assert blocks is not None
     q = torch.zeros(1, 1, 32, dtype=torch.bfloat16)
     for sign, best in ((100.0, 15.0), (-100.0, 0.0)):
         q[0, 0, 0] = sign
-        got = kernel(q, cache.view(2, -1), forward.blocks)
+        got = kernel(q, cache.view(2, -1), blocks)
         torch.testing.assert_close(got, torch.full((1, 32), best, dtype=torch.bfloat16), rtol=0, atol=1e-30)
 
 

@@ -7,8 +7,9 @@ import random
 import pytest
 import torch
 
-from services.verifier import batch as batches
-from services.verifier.batch import Layout, Work, group_work, plan
+from services.kernels import attention_plan
+from services.kernels.attention_plan import Layout, group_work
+from services.verifier.batch import Work, plan
 
 
 def random_works(rng: random.Random, layout: Layout, count: int) -> list[Work]:
@@ -30,7 +31,7 @@ def step(request: pytest.FixtureRequest) -> tuple[Layout, list[Work]]:
 
 @pytest.mark.parametrize("cost", [0, 200, 4096, 10**9])
 def test_groups_partition_the_requests(cost: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batches, "_GROUP_COST", cost)
+    monkeypatch.setattr(attention_plan, "_GROUP_COST", cost)
     rng = random.Random(cost)
     for _ in range(200):
         sizes = [
@@ -57,7 +58,7 @@ def test_groups_of_little_waste() -> None:
             for group in group_work(sizes)
         )
         alone = sum(q * k for q, k in sizes)
-        assert padded - alone <= batches._GROUP_COST * len(sizes)
+        assert padded - alone <= attention_plan._GROUP_COST * len(sizes)
 
 
 def test_rows_of_the_step(step: tuple[Layout, list[Work]]) -> None:

@@ -9,9 +9,10 @@ import pytest
 import torch
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
+from services.kernels.attention_plan import Layout
 from services.model.linear import Linear
 from services.model.norm import RMSNorm
-from services.verifier.batch import Layout, Work, attention_for, plan
+from services.verifier.batch import Work, attention_for, plan
 from services.verifier.paged_kv import allocate_caches
 from services.verifier.target import Target, resolve_dtype
 from tests.support.prefill import prefill

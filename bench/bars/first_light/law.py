@@ -16,6 +16,7 @@ import torch
 
 from bench.bars.bar import Bar
 from bench.bars.bench import Bench
+from services.kernels.attention_plan import Layout
 from services.model.probs import RowLaw, draw
 from services.verifier import batch
 from services.verifier.paged_kv import PagePool, allocate_caches
@@ -79,7 +80,7 @@ def _logits(target: Target, ids: list[int]) -> torch.Tensor:
     pool = PagePool(8, 16)
     pages = pool.open()
     assert pool.reserve(pages, len(ids))
-    layout = batch.Layout(8, 16, target.arch.num_kv_heads, target.dtype)
+    layout = Layout(8, 16, target.arch.num_kv_heads, target.dtype)
     forward, _ = batch.plan([batch.Work(ids, 0, 1, pages.pages)], layout)
     return target.forward(forward, allocate_caches(target.arch, 8, 16, target.dtype))[0].clone()
 
