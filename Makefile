@@ -6,6 +6,8 @@ VENV := .venv
 PROTO_VENV := .proto-venv
 # The generator's version is the floor of the stubs' grpcio and protobuf, so it is pinned, and apart from the run-time versions.
 GRPC_TOOLS := grpcio-tools==1.76.0
+# What the drafter must be equal to, in tests and bars. Its own dependencies (a benchmark's) are not installed.
+REFERENCE := dflash==0.1.0
 # Where `make proto` writes the stubs; the contract test points it at a scratch folder.
 OUT ?= .
 ONLY ?=
@@ -29,10 +31,11 @@ help:
 
 env: $(READY)
 
-$(READY): pyproject.toml
+$(READY): pyproject.toml Makefile
 	@echo "==> environment in $(VENV): about 3 GB, a few minutes; the next time this is instant"
 	@test -x $(RUN) || $(PYTHON) -m venv $(VENV)
 	@$(RUN) -m pip install --disable-pip-version-check --progress-bar on -e '.[cluster,dev]'
+	@$(RUN) -m pip install --disable-pip-version-check -q --no-deps '$(REFERENCE)'
 	@touch $@
 	@echo "==> environment ready"
 
