@@ -13,13 +13,21 @@ from services.model.rope_parameters import Linear, Llama3, RopeParameters, Yarn
 class Rope:
     """cos and sin of every position, looked up once per step and shared by all layers (RoFormer, section 3.4)."""
 
-    def __init__(self, head_dim: int, rope: RopeParameters, max_position: int, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        head_dim: int,
+        rope: RopeParameters,
+        max_position: int,
+        dtype: torch.dtype,
+        device: torch.device | None = None,
+    ) -> None:
+        """Computed on the CPU wherever it is used, so that every device turns by the same numbers."""
         angle = torch.arange(max_position, dtype=torch.float32)[:, None] * frequencies(head_dim, rope)
         cos, sin = angle.cos(), angle.sin()
         if isinstance(rope.scaling, Yarn):
             cos, sin = cos * rope.scaling.attention_factor, sin * rope.scaling.attention_factor
-        self._cos = torch.cat([cos, cos], dim=-1).to(dtype)  # [positions, head_dim]
-        self._sin = sin.to(dtype)  # [positions, head_dim / 2]
+        self._cos = torch.cat([cos, cos], dim=-1).to(device, dtype)  # [positions, head_dim]
+        self._sin = sin.to(device, dtype)  # [positions, head_dim / 2]
 
     def rows(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """positions [n] -> cos [n, 1, head_dim], sin [n, 1, head_dim / 2]."""

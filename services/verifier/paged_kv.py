@@ -150,11 +150,13 @@ class PagePool:
             assert all(holders[page] == 1 for page in pages.pages[pages.published :]), "an unpublished page is shared"
 
 
-def allocate_caches(arch: Arch, num_pages: int, page_size: int, dtype: torch.dtype) -> list[Tensor]:
+def allocate_caches(
+    arch: Arch, num_pages: int, page_size: int, dtype: torch.dtype, device: torch.device | None = None
+) -> list[Tensor]:
     """One zeroed cache a layer, [2 * Hkv * num_pages, page_size * d]: K of every KV head, then V of every KV head.
 
     Page-major within a head, so that a context is gathered by whole pages. Zeroed because padding reads pages that were
     never written, and 0 * NaN is NaN; the operating system maps zero pages only when they are touched.
     """
     shape = (2 * arch.num_kv_heads * num_pages, page_size * arch.head_dim)
-    return [torch.zeros(shape, dtype=dtype) for _ in range(arch.num_layers)]
+    return [torch.zeros(shape, dtype=dtype, device=device) for _ in range(arch.num_layers)]

@@ -15,6 +15,7 @@ from services.model.arch import Arch, read_arch
 from services.model.linear import Linear, padded
 from services.model.norm import RMSNorm
 from services.model.rope import Rope, rotate
+from services.model.source import Source
 from services.model.weights import Checkpoint
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -54,15 +55,27 @@ class Target:
     """Weights and forward pass. Holds no request state."""
 
     def __init__(self, folder: Path, dtype: str) -> None:
-        self.arch = read_arch(folder)
-        self.dtype = resolve_dtype(dtype)
+        arch = read_arch(folder)
         with Checkpoint(folder) as checkpoint:
-            self._load(checkpoint)
-            self.fingerprint = checkpoint.finish(ignore=["lm_head.weight"] if self.arch.tied_head else [])
+            self._load(arch, checkpoint, resolve_dtype(dtype))
+            self.fingerprint = checkpoint.finish(ignore=["lm_head.weight"] if arch.tied_head else [])
+
+    @classmethod
+    def built(cls, arch: Arch, source: Source, dtype: torch.dtype) -> Target:
+        """A target of `source`'s tensors, on their device; nobody can tell them from others, so no fingerprint."""
+        target = cls.__new__(cls)
+        target._load(arch, source, dtype)
+        target.fingerprint = ""
+        return target
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are, and where batches and caches must be."""
+        return self._embedding.device
 
     def prepare(self, max_position: int) -> None:
         """Readies positions [0, max_position); before the first `forward`."""
-        self._rope = Rope(self.arch.head_dim, self.arch.rope, max_position, self.dtype)
+        self._rope = Rope(self.arch.head_dim, self.arch.rope, max_position, self.dtype, self.device)
 
     @torch.inference_mode()
     def warm(self, max_rows: int) -> None:
@@ -77,14 +90,14 @@ class Target:
                 x = torch.zeros((rows, linear.in_features), dtype=self.dtype)
                 linear.add_to(torch.zeros((rows, linear.out_features), dtype=self.dtype), x)
 
-    def _load(self, checkpoint: Checkpoint) -> None:
-        a, dtype = self.arch, self.dtype
-        self._embedding = checkpoint.take("model.embed_tokens.weight", (a.vocab_size, a.hidden_size), dtype)
-        self._layers = [_load_layer(checkpoint, a, f"model.layers.{i}.", dtype) for i in range(a.num_layers)]
-        self._norm = RMSNorm(checkpoint.take("model.norm.weight", (a.hidden_size,), dtype), a.rms_norm_eps)
+    def _load(self, arch: Arch, source: Source, dtype: torch.dtype) -> None:
+        self.arch, self.dtype, a = arch, dtype, arch
+        self._embedding = source.take("model.embed_tokens.weight", (a.vocab_size, a.hidden_size), dtype)
+        self._layers = [_load_layer(source, a, f"model.layers.{i}.", dtype) for i in range(a.num_layers)]
+        self._norm = RMSNorm(source.take("model.norm.weight", (a.hidden_size,), dtype), a.rms_norm_eps)
         head = self._embedding
         if not a.tied_head:
-            head = checkpoint.take("lm_head.weight", (a.vocab_size, a.hidden_size), dtype)
+            head = source.take("lm_head.weight", (a.vocab_size, a.hidden_size), dtype)
         self._head = Linear(head)
 
     @torch.inference_mode()
@@ -126,23 +139,23 @@ def resolve_dtype(name: str) -> torch.dtype:
     return DTYPES[name]
 
 
-def _load_layer(checkpoint: Checkpoint, a: Arch, prefix: str, dtype: torch.dtype) -> Layer:
+def _load_layer(source: Source, a: Arch, prefix: str, dtype: torch.dtype) -> Layer:
     h, q, kv, i = a.hidden_size, a.num_heads * a.head_dim, a.num_kv_heads * a.head_dim, a.intermediate_size
 
     def norm(name: str) -> RMSNorm:
-        return RMSNorm(checkpoint.take(f"{prefix}{name}.weight", (h,), dtype), a.rms_norm_eps)
+        return RMSNorm(source.take(f"{prefix}{name}.weight", (h,), dtype), a.rms_norm_eps)
 
     def linear(in_features: int, bias: bool, parts: dict[str, int]) -> Linear:
         """The projections of one input, `parts` with their output sizes, as one."""
         sizes = {f"{prefix}{name}_proj": size for name, size in parts.items()}
-        weights = [checkpoint.take(f"{name}.weight", (size, in_features), dtype) for name, size in sizes.items()]
-        biases = [checkpoint.take(f"{name}.bias", (size,), dtype) for name, size in sizes.items() if bias]
+        weights = [source.take(f"{name}.weight", (size, in_features), dtype) for name, size in sizes.items()]
+        biases = [source.take(f"{name}.bias", (size,), dtype) for name, size in sizes.items() if bias]
         return Linear(torch.cat(weights), torch.cat(biases) if biases else None)
 
     return Layer(
         input_norm=norm("input_layernorm"),
         qkv=linear(h, a.qkv_bias, {"self_attn.q": q, "self_attn.k": kv, "self_attn.v": kv}),
-        qk_norm=_load_qk_norm(checkpoint, a, prefix, dtype) if a.qk_norm else None,
+        qk_norm=_load_qk_norm(source, a, prefix, dtype) if a.qk_norm else None,
         out=linear(q, a.out_bias, {"self_attn.o": h}),
         post_norm=norm("post_attention_layernorm"),
         gate_up=linear(h, a.mlp_bias, {"mlp.gate": i, "mlp.up": i}),
@@ -150,7 +163,7 @@ def _load_layer(checkpoint: Checkpoint, a: Arch, prefix: str, dtype: torch.dtype
     )
 
 
-def _load_qk_norm(checkpoint: Checkpoint, a: Arch, prefix: str, dtype: torch.dtype) -> RMSNorm:
+def _load_qk_norm(source: Source, a: Arch, prefix: str, dtype: torch.dtype) -> RMSNorm:
     """The norms of queries and keys as one over all heads, [Hq + Hkv, d]."""
-    q, k = (checkpoint.take(f"{prefix}self_attn.{name}_norm.weight", (a.head_dim,), dtype) for name in "qk")
+    q, k = (source.take(f"{prefix}self_attn.{name}_norm.weight", (a.head_dim,), dtype) for name in "qk")
     return RMSNorm(torch.cat([q.expand(a.num_heads, -1), k.expand(a.num_kv_heads, -1)]), a.rms_norm_eps)
