@@ -28,12 +28,16 @@ def noise_key(seed: int, first: int, *more: int) -> tuple[int, int]:
     return _signed(word & 0xFFFFFFFF), _signed(word >> 32)
 
 
+def uniform(keys: Tensor, tokens: Tensor) -> Tensor:
+    """keys int32 [n, 2], tokens int32 [n or 1, m] -> float32 [n, m], odd multiples of 2^-24: never 0, never 1."""
+    bits = _mix(_mix(tokens ^ keys[:, :1]).add_(keys[:, 1:]))
+    # 23 bits and a half, exact in float32.
+    return bits.bitwise_right_shift_(9).bitwise_and_(0x7FFFFF).float().add_(0.5).mul_(2.0**-23)
+
+
 def gumbel(keys: Tensor, tokens: Tensor) -> Tensor:
     """keys int32 [n, 2], tokens int32 [n or 1, m] -> float32 [n, m], standard Gumbel, finite (at most 16.7)."""
-    bits = _mix(_mix(tokens ^ keys[:, :1]).add_(keys[:, 1:]))
-    # 23 bits and a half: never 0, never 1, exact in float32.
-    uniform = bits.bitwise_right_shift_(9).bitwise_and_(0x7FFFFF).float().add_(0.5).mul_(2.0**-23)
-    return uniform.log_().neg_().log_().neg_()
+    return uniform(keys, tokens).log_().neg_().log_().neg_()
 
 
 def _mix(x: Tensor) -> Tensor:

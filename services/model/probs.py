@@ -1,4 +1,4 @@
-"""The one path from logits to a law and to the token that rule `match` draws from it."""
+"""The one path from logits to a law, to the token that rule `match` draws from it, and to draws from other laws."""
 
 from __future__ import annotations
 
@@ -129,12 +129,46 @@ def _edit(logits: Tensor, laws: list[RowLaw]) -> Tensor:
     return logits
 
 
+def log_laws(logits: Tensor, laws: list[RowLaw]) -> Tensor:
+    """The laws themselves: logits [s, V] -> float32 [s, V], log p after edits, temperature and filters, -inf outside.
+
+    Temperatures are above 0.
+    """
+    if any(law.edits is not None for law in laws):
+        logits = _edit(logits.clone(), laws)
+    table = torch.log_softmax(_scaled(logits, laws), dim=-1)
+    for row, law in zip(table, laws, strict=True):
+        if law.filters:
+            k = law.top_k if law.top_k < row.numel() else 0
+            ids = (row >= _floor(row, 0.0, k, law.top_p)).nonzero().squeeze(1)
+            ids, values = _cut(ids, row[ids], 0.0, k, law.top_p)
+            row.fill_(-math.inf)
+            row[ids] = torch.log_softmax(values, dim=-1)
+    return table
+
+
+def draw_from(weights: Tensor, keys: list[tuple[int, int]]) -> list[int]:
+    """A token for each row of log-weights [s, V], which need not sum to 1 but exclude not everything: Gumbel-max."""
+    near = weights >= weights.amax(dim=-1, keepdim=True) - GUMBEL_SPAN  # who is further behind cannot win
+    chosen = []
+    for row, key, ids in zip(weights, keys, near.nonzero()[:, 1].split(near.sum(dim=-1).tolist()), strict=True):
+        noise = gumbel(key_tensor([key]), ids.to(torch.int32)[None])[0]
+        chosen.append(int(ids[(row[ids] + noise).argmax()]))
+    return chosen
+
+
+def _scaled(logits: Tensor, laws: list[RowLaw]) -> Tensor:
+    """`scale` for each row's temperature, and min-p."""
+    scaled = scale(logits, torch.tensor([[law.temperature] for law in laws]))
+    for row, law in zip(scaled, laws, strict=True):
+        if law.min_p > 0:  # the best is at 0
+            row.masked_fill_(row < math.log(law.min_p), -math.inf)
+    return scaled
+
+
 def _draw_sampled(logits: Tensor, laws: list[RowLaw]) -> list[int]:
     """Gumbel-max over each row's candidates. What needs the whole vocabulary is done for all rows at once."""
-    scaled = scale(logits, torch.tensor([[law.temperature] for law in laws]))
-    for i, law in enumerate(laws):
-        if law.min_p > 0:  # the best is at 0
-            scaled[i].masked_fill_(scaled[i] < math.log(law.min_p), -math.inf)
+    scaled = _scaled(logits, laws)
     totals = torch.logsumexp(scaled, dim=-1).tolist()
     ks = [law.top_k if law.top_k < logits.shape[-1] else 0 for law in laws]
     floors = [

@@ -12,9 +12,8 @@ import torch
 from torch import Tensor
 
 from services.model.logprobs import token_logprobs
-from services.model.probs import draw
 from services.verifier import batch, planning
-from services.verifier.acceptance import match
+from services.verifier.acceptance import judge
 from services.verifier.allocation import Policy
 from services.verifier.drafting import Drafting
 from services.verifier.inbox import Inbox
@@ -163,27 +162,25 @@ class Engine:
         """One ragged target pass over all parts; accepts, commits, and rolls back what was not accepted."""
         forward, order = batch.plan([part.work for part in parts], self._layout)
         parts = [parts[i] for i in order]
-        laws = [law for part in parts for law in part.laws]
         with torch.inference_mode():
             logits = self._target.forward(forward, self._caches, self._kernel)
-            chosen = draw(logits, laws)
+            verdicts = judge(logits, [part.trial for part in parts])
         self._totals.prompt_tokens += sum(part.prompt_rows for part in parts)
         row = 0
-        for part in parts:
+        for part, verdict in zip(parts, verdicts, strict=True):
             rows = slice(row, row + part.work.samples)
-            self._commit(part, chosen[rows], logits[rows], updates)
+            self._commit(part, verdict, logits[rows], updates)
             row += part.work.samples
         if drafting := sum(1 for part in parts if part.drafted):
             self._pace.add_gain(sum(update.accepted for update in updates) / drafting)
 
-    def _commit(self, part: Part, chosen: list[int], logits: Tensor, updates: list[Update]) -> None:
+    def _commit(self, part: Part, verdict: list[int], logits: Tensor, updates: list[Update]) -> None:
         request, decode_step = part.request, part.request.decoding
-        if not chosen:  # a prefill chunk that does not reach the end
+        if not verdict:  # a prefill chunk that does not reach the end
             self._roster.commit(request, len(part.work.tokens), self._drafting.rows)
             return
-        accepted = match(part.draft.token_ids, chosen)
         before = update_of(request)
-        tokens, terminal = request.append(chosen[: accepted + 1])
+        tokens, terminal = request.append(verdict)
         # The newest token stays without KV; rejected rows, and rows past the end, are rolled back.
         self._roster.commit(request, request.pending - 1, self._drafting.rows)
         wanted = request.sampling.logprobs
@@ -192,7 +189,7 @@ class Engine:
             tokens=tokens,
             drafted=part.drafted,
             verified=len(part.draft),
-            accepted=min(accepted, len(tokens)),
+            accepted=min(len(verdict) - 1, len(tokens)),
             decode_step=decode_step,
             terminal=terminal,
             cached_tokens=(request.cached_tokens or 0) if request.round == 0 else 0,

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from kadence.errors import InvalidRequestError
 from kadence.internal import common_pb2, control_pb2, drafter_pb2, verifier_pb2
+from kadence.types import Rule
 from kadence.v1 import types_pb2
 from services.verifier.allocation import Policy
 from services.verifier.outcomes import EngineLoad, Update
 from services.verifier.request import FinishReason, Request, Terminal
 from services.verifier.sampling import Sampling, check
 
+RULES: dict[Rule, types_pb2.Rule] = {"match": types_pb2.RULE_MATCH, "ratio": types_pb2.RULE_RATIO}
+_RULES = {number: name for name, number in RULES.items()}
 _REASONS = {
     FinishReason.STOP: types_pb2.FINISH_REASON_STOP,
     FinishReason.LENGTH: types_pb2.FINISH_REASON_LENGTH,
@@ -43,8 +46,8 @@ def request_from(submit: verifier_pb2.Submit, owner: str, vocab_size: int, max_m
         )
     if len(committed) >= s.max_tokens:
         raise InvalidRequestError.of("committed_token_ids", f"{len(committed)} tokens, max_tokens is {s.max_tokens}")
-    if s.rule != types_pb2.RULE_MATCH:
-        raise InvalidRequestError.of("rule", f"{types_pb2.Rule.Name(s.rule)} is not supported, only RULE_MATCH is")
+    if s.rule not in _RULES:
+        raise InvalidRequestError.of("rule", f"{s.rule} is not supported, only RULE_MATCH and RULE_RATIO are")
     sampling = Sampling(
         temperature=s.temperature,
         top_p=s.top_p,
@@ -54,6 +57,7 @@ def request_from(submit: verifier_pb2.Submit, owner: str, vocab_size: int, max_m
         # A model may name an end id that it has no row for; nothing can produce it.
         stop_token_ids=frozenset(token for token in s.stop_token_ids if 0 <= token < vocab_size),
         max_draft_tokens=s.max_draft_tokens if s.HasField("max_draft_tokens") else None,
+        rule=_RULES[s.rule],
         min_p=s.min_p,
         repetition_penalty=s.repetition_penalty,
         presence_penalty=s.presence_penalty,
@@ -178,7 +182,7 @@ class DraftRequestBuilder:
                 top_k=s.top_k,
                 seed=s.seed,
                 max_tokens=s.max_tokens,
-                rule=types_pb2.RULE_MATCH,
+                rule=RULES[s.rule],
             ),
         )
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from services.model.probs import RowLaw
 from services.verifier import allocation
+from services.verifier.acceptance import Trial
 from services.verifier.allocation import Policy
 from services.verifier.batch import Work
 from services.verifier.draft import NO_DRAFT, Draft
@@ -50,12 +51,13 @@ class Part:
         return max(0, min(len(self.work.tokens), self.request.prompt_length - self.work.start))
 
     @property
-    def laws(self) -> list[RowLaw]:
-        """How the token after each sampled row is drawn."""
-        if not self.work.samples:
-            return []
-        edits = self.request.edits(self.draft.token_ids)
-        return [self.request.law(position, row) for position, row in enumerate(edits, len(self.request.tokens))]
+    def trial(self) -> Trial:
+        """What is judged of it: the draft, and how the token after each sampled row is drawn."""
+        laws: list[RowLaw] = []
+        if self.work.samples:
+            edits = self.request.edits(self.draft.token_ids)
+            laws = [self.request.law(position, row) for position, row in enumerate(edits, len(self.request.tokens))]
+        return Trial(self.draft, laws, self.request.noise)
 
 
 def wants(roster: Roster, policy: Policy) -> list[tuple[Request, int]]:

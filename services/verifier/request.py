@@ -74,6 +74,12 @@ class Request:
         """Tokens it may still produce."""
         return self.sampling.max_tokens - self.produced
 
+    @property
+    def noise(self) -> tuple[int, int, int] | None:
+        """(seed, attempt, round) of rule `ratio`'s noise; None under `match`, and where the best token is taken."""
+        s = self.sampling
+        return (s.seed, self.attempt, self.round) if s.rule == "ratio" and s.temperature > 0 else None
+
     def law(self, position: int, edits: Edits | None = None) -> RowLaw:
         """How the token at absolute `position` is drawn."""
         s = self.sampling

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from kadence.errors import InvalidRequestError
+from kadence.types import Rule
 
 MAX_LOGPROBS = 20
 
@@ -22,6 +23,7 @@ class Sampling:
     max_tokens: int
     stop_token_ids: frozenset[int]
     max_draft_tokens: int | None
+    rule: Rule = "match"
     min_p: float = 0.0
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0

@@ -59,18 +59,18 @@ def test_decode_rows_and_their_drafts() -> None:
     assert (parts["a"].work.tokens, parts["a"].work.start, parts["a"].work.samples) == ([102, 7, 8], 7, 3)
     assert (parts["a"].draft.token_ids, parts["a"].drafted) == ([7, 8], 2)
     assert (parts["b"].work.tokens, parts["b"].work.start, parts["b"].work.samples) == ([100], 2, 1)
-    assert [law.position for law in parts["a"].laws] == [8, 9, 10]
+    assert [law.position for law in parts["a"].trial.laws] == [8, 9, 10]
 
 
 def test_prompts_come_in_chunks() -> None:
     scene = Scene(40)
     a = scene.add("a", 10, pending=10)
     part = scene.plan(budget=6)["a"]
-    assert (part.work.tokens, part.work.start, part.work.samples, part.laws) == (list(range(6)), 0, 0, [])
+    assert (part.work.tokens, part.work.start, part.work.samples, part.trial.laws) == (list(range(6)), 0, 0, [])
     scene.roster.pool.commit(a.pages, 6)
     part = scene.plan(budget=6)["a"]
     assert (part.work.tokens, part.work.start, part.work.samples) == ([6, 7, 8, 9], 6, 1)
-    assert [law.position for law in part.laws] == [10]
+    assert [law.position for law in part.trial.laws] == [10]
 
 
 def test_a_prompt_of_one_token_is_no_decode_step() -> None:

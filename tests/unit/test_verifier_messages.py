@@ -51,6 +51,24 @@ def test_a_request() -> None:
     assert (law.temperature, law.top_k, law.top_p, law.seed, law.position) == (0.5, 4, 0.25, 2**64 - 1, 11)
 
 
+def test_the_rule_and_its_noise() -> None:
+    """Rule `ratio` draws with (seed, attempt, round), where it draws."""
+    request = taken(submit(rule=types_pb2.RULE_RATIO, temperature=0.5))
+    assert (request.sampling.rule, request.noise) == ("ratio", (7, 3, 0))
+    request.round = 5
+    assert request.noise == (7, 3, 5)
+    assert taken(submit(rule=types_pb2.RULE_RATIO)).noise is None
+    plain = taken(submit(temperature=0.5))
+    assert (plain.sampling.rule, plain.noise) == ("match", None)
+
+
+def test_the_drafter_is_told_the_rule() -> None:
+    for rule in (types_pb2.RULE_MATCH, types_pb2.RULE_RATIO):
+        builder = messages.DraftRequestBuilder(1)
+        builder.propose(taken(submit(rule=rule)), 2)
+        assert builder.request.proposes[0].sampling.rule == rule
+
+
 def test_every_option() -> None:
     numbers = {"min_p": 0.25, "repetition_penalty": 1.5, "presence_penalty": -2.0, "frequency_penalty": 0.5}
     words = [common_pb2.TokenSequence(token_ids=[4]), common_pb2.TokenSequence(token_ids=[5, 6])]
@@ -90,8 +108,8 @@ def test_limits_are_inclusive() -> None:
         (submit(max_tokens=0), "max_tokens", "0 with a prompt of 3 tokens; the context holds 32"),
         (submit(max_tokens=30), "max_tokens", "30 with a prompt of 3 tokens; the context holds 32"),
         (submit(committed=(1,) * 10), "committed_token_ids", "10 tokens, max_tokens is 10"),
-        (submit(rule=types_pb2.RULE_RATIO), "rule", "RULE_RATIO is not supported"),
-        (submit(rule=types_pb2.RULE_UNSPECIFIED), "rule", "RULE_UNSPECIFIED is not supported"),
+        (submit(rule=types_pb2.RULE_UNSPECIFIED), "rule", "0 is not supported, only RULE_MATCH and RULE_RATIO"),
+        (submit(rule=7), "rule", "7 is not supported"),
         (submit(temperature=-0.5), "sampling", "temperature -0.5"),
         (submit(temperature=float("nan")), "sampling", "temperature nan"),
         (submit(temperature=float("inf")), "sampling", "temperature inf"),
