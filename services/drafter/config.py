@@ -7,12 +7,14 @@ from typing import Any
 from pydantic import Field, field_validator
 
 from services.drafter.methods import check_kind
-from services.runtime.config import ServiceConfig
+from services.runtime.config import ModelConfig, ServiceConfig
 
 
 class DrafterConfig(ServiceConfig):
     """The [drafter] table."""
 
+    model: ModelConfig | None = None
+    """The target; kinds with weights need it."""
     kind: str = "ngram"
     """Which method drafts; exactly one."""
     options: dict[str, Any] = Field(default_factory=dict)
@@ -21,6 +23,8 @@ class DrafterConfig(ServiceConfig):
     """Longest draft; wishes for more get this many."""
     max_sessions: int = Field(1024, ge=1)
     """Most sessions at a time, over all verifiers."""
+    kv_tokens: int = Field(65536, ge=64)
+    """Tokens of context that kinds with weights keep, over all sessions."""
     heartbeat_seconds: float = Field(1.0, gt=0)
     """Between heartbeats on Draft streams; a verifier that misses two is dead."""
 

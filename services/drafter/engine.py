@@ -23,7 +23,7 @@ class Engine:
 
     def __init__(self, method: Method, max_sessions: int, metrics: DrafterMetrics) -> None:
         self._method = method
-        self._capacity = Capacity(max_sessions)
+        self._capacity = Capacity(max_sessions, method.traits.kv_tokens)
         self._metrics = metrics
         self._lock = asyncio.Lock()
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="drafter")
@@ -36,7 +36,7 @@ class Engine:
     @property
     def sessions(self) -> int:
         """Sessions open, over all streams."""
-        return self._capacity.used
+        return self._capacity.sessions
 
     @property
     def step_seconds(self) -> float:
@@ -45,7 +45,7 @@ class Engine:
 
     def new_sessions(self) -> Sessions:
         """An empty table for a new stream."""
-        return Sessions(self._capacity)
+        return Sessions(self._capacity, self._method.traits)
 
     async def step(self, sessions: Sessions, step: Step) -> Answer | None:
         """Applies one message; None unless it asked for drafts."""
@@ -56,10 +56,11 @@ class Engine:
             drafts = await self._run(plan)
             seconds = time.perf_counter() - began
         self._metrics.stale_messages.inc(plan.stale)
+        self._metrics.feature_rows.inc(plan.rows)
         if not step.wishes:
             return None
         self._count(plan, drafts, seconds)
-        named = [(stamp, draft.token_ids) for (stamp, _), draft in zip(plan.proposes, drafts, strict=True)]
+        named = [(stamp, draft) for (stamp, _), draft in zip(plan.proposes, drafts, strict=True)]
         return Answer(step.number, named, list(plan.resyncs.values()), seconds)
 
     async def drop(self, sessions: Sessions) -> None:
@@ -93,6 +94,7 @@ class Engine:
 
     def _sessions_changed(self) -> None:
         self._metrics.sessions.set(self.sessions)
+        self._metrics.kv_tokens.set(self._capacity.tokens)
         if self.sessions:
             self._idle.clear()
         else:
@@ -115,8 +117,8 @@ class Engine:
             method.close(key)
         for key in plan.opens:
             method.open(key)
-        for key, token_ids, rows in plan.commits:
-            method.commit(key, token_ids, rows)
+        if plan.news:
+            method.commit(plan.news)
         return method.propose([item for _, item in plan.proposes]) if plan.proposes else []
 
     def _count(self, plan: Plan, drafts: list[DraftItem], seconds: float) -> None:

@@ -15,8 +15,10 @@ class DrafterMetrics:
             return Counter(f"kadence_drafter_{name}", text, registry=registry)
 
         self.sessions = Gauge("kadence_drafter_sessions", "Sessions open.", registry=registry)
+        self.kv_tokens = Gauge("kadence_drafter_kv_tokens", "Tokens of context held.", registry=registry)
         self.steps = counter("steps", "Steps answered.")
         self.proposed_tokens = counter("proposed_tokens", "Tokens proposed.")
+        self.feature_rows = counter("feature_rows", "Feature rows taken in.")
         self.resyncs = counter("resyncs", "Sessions asked to be sent again.")
         self.stale_messages = counter("stale_messages", "Messages of older attempts, ignored.")
         self.compute_seconds = Histogram(

@@ -8,10 +8,10 @@ import os
 from kadence.internal import common_pb2, control_pb2, drafter_pb2_grpc
 from services.drafter.config import DrafterConfig
 from services.drafter.engine import Engine
-from services.drafter.methods import Traits, create
+from services.drafter.methods import Method, Setting, Traits, create
 from services.drafter.metrics import DrafterMetrics
 from services.drafter.servicer import DrafterServicer
-from services.runtime import identity
+from services.runtime import identity, threads
 from services.runtime.attach import Attachment
 from services.runtime.inproc import InprocServer
 from services.runtime.metrics import Metrics
@@ -25,22 +25,23 @@ class DrafterService:
 
     def __init__(self, config: DrafterConfig, *, inproc_name: str | None = None) -> None:
         self._config = config
-        method = create(config.kind, config.options, config.max_draft_tokens)
         self._metrics = Metrics("drafter")
-        self._engine = Engine(method, config.max_sessions, DrafterMetrics(self._metrics.registry))
-        self._description = _describe(method.traits, config)
-        servicer = DrafterServicer(
-            self._engine, method.traits, self._description, config.heartbeat_seconds, self._report
-        )
         self._server = InprocServer(inproc_name) if inproc_name else GrpcServer(config, self._metrics)
-        self._server.add(drafter_pb2_grpc.add_DrafterServiceServicer_to_server, servicer, NAME)
         self._attachment = Attachment(config.scheduler, self._register) if config.scheduler else None
         self.address = ""
         self.metrics_address = ""
 
     async def start(self) -> str:
-        """Serves, then attaches; returns the address. Raises ConfigError if a port is taken."""
-        self.metrics_address = self._metrics.start(self._config.host, self._config.metrics_port)
+        """Loads the method, serves, then attaches; returns the address. Raises ConfigError or CheckpointError."""
+        config = self._config
+        method = await asyncio.to_thread(threads.in_passing, lambda: _method(config))
+        self._engine = Engine(method, config.max_sessions, DrafterMetrics(self._metrics.registry))
+        self._description = _describe(method.traits, config)
+        servicer = DrafterServicer(
+            self._engine, method.traits, method.projection, self._description, config.heartbeat_seconds, self._report
+        )
+        self._server.add(drafter_pb2_grpc.add_DrafterServiceServicer_to_server, servicer, NAME)
+        self.metrics_address = self._metrics.start(config.host, config.metrics_port)
         self.address = await self._server.start()
         if self._attachment is not None:
             await self._attachment.start()
@@ -77,6 +78,11 @@ class DrafterService:
             )
 
 
+def _method(config: DrafterConfig) -> Method:
+    setting = Setting(config.max_draft_tokens, config.max_sessions, config.kv_tokens, config.model)
+    return create(config.kind, config.options, setting)
+
+
 def _describe(traits: Traits, config: DrafterConfig) -> common_pb2.Description:
     return common_pb2.Description(
         kind="drafter",
@@ -88,9 +94,14 @@ def _describe(traits: Traits, config: DrafterConfig) -> common_pb2.Description:
         feature_width=traits.feature_width,
         vocab_size=traits.vocab_size,
         window=traits.window,
+        model_fingerprint=traits.model_fingerprint,
+        kv_tokens=traits.kv_tokens,
         max_sessions=config.max_sessions,
+        max_rows=traits.max_rows,
         max_message_bytes=MAX_MESSAGE_BYTES,
         feature_fingerprint=traits.feature_fingerprint,
+        feature_norm_eps=traits.feature_norm_eps,
+        signals=traits.signals,
         version=identity.version(),
         supports_ratio=traits.supports_ratio,
     )

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 from kadence.errors import InvalidRequestError, UnsupportedError
 from kadence.internal import common_pb2, drafter_pb2, drafter_pb2_grpc
 from services.drafter.engine import Engine
-from services.drafter.messages import from_answer, to_step
-from services.drafter.methods import Traits
+from services.drafter.messages import from_answer, pieces, to_step
+from services.drafter.methods import Traits, WireTensor
 from services.drafter.session import Sessions
 from services.runtime.heartbeat import alive, beat
 
@@ -28,12 +28,14 @@ class DrafterServicer(drafter_pb2_grpc.DrafterServiceServicer):
         self,
         engine: Engine,
         traits: Traits,
+        projection: Sequence[WireTensor],
         description: common_pb2.Description,
         heartbeat_seconds: float,
         changed: Callable[[], None],
     ) -> None:
         self._engine = engine
         self._traits = traits
+        self._projection = projection
         self._description = description
         self._heartbeat_seconds = heartbeat_seconds
         self._changed = changed
@@ -50,9 +52,12 @@ class DrafterServicer(drafter_pb2_grpc.DrafterServiceServicer):
     async def FetchProjection(
         self, request: drafter_pb2.FetchProjectionRequest, context: Any
     ) -> AsyncIterator[drafter_pb2.FetchProjectionResponse]:
-        """No kind so far takes feature rows."""
-        raise UnsupportedError(f"drafter kind {self._traits.kind} takes no feature rows and has no projection")
-        yield  # an async generator, as every stream of ours
+        """What makes feature rows, piece by piece."""
+        if not self._projection:
+            raise UnsupportedError(f"drafter kind {self._traits.kind} takes no feature rows and has no projection")
+        for tensor in self._projection:
+            for piece in pieces(tensor):
+                yield piece
 
     async def Draft(
         self, request_iterator: AsyncIterator[drafter_pb2.DraftRequest], context: Any

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from services.drafter.methods import FeatureRows
+from services.drafter.methods import DraftItem, DraftSampling, FeatureRows
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +33,7 @@ class Wish:
 
     stamp: Stamp
     max_tokens: int
-    temperature: float = 0.0
-    seed: int = 0
+    sampling: DraftSampling = field(default_factory=DraftSampling)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +52,6 @@ class Answer:
     """Drafts and resyncs (stamp, tokens held) of one step."""
 
     number: int
-    drafts: list[tuple[Stamp, list[int]]] = field(default_factory=list)
+    drafts: list[tuple[Stamp, DraftItem]] = field(default_factory=list)
     resyncs: list[tuple[Stamp, int]] = field(default_factory=list)
     compute_seconds: float = 0.0

@@ -8,8 +8,10 @@ import time
 import pytest
 
 from kadence.errors import ConfigError
-from services.drafter.methods import ProposeItem, create
+from services.drafter.methods import NewTokens, ProposeItem, Setting, create
 from services.drafter.methods.ngram import Method, NgramIndex, NgramOptions
+
+SETTING = Setting(max_draft_tokens=5, max_sessions=8, kv_tokens=1024)
 
 
 def search(tokens: list[int], min_n: int, max_n: int, count: int) -> list[int]:
@@ -62,11 +64,10 @@ def test_nothing_to_propose(tokens: list[int]) -> None:
 
 
 def test_sessions_do_not_mix() -> None:
-    method = Method(NgramOptions(), 16)
+    method = Method(NgramOptions(), SETTING)
     for key in (1, 2):
         method.open(key)
-    method.commit(1, [1, 2, 3, 1, 2], None)
-    method.commit(2, [1, 2, 9, 1, 2], None)
+    method.commit([NewTokens(1, [1, 2, 3, 1, 2]), NewTokens(2, [1, 2, 9, 1, 2])])
     items = [ProposeItem(2, 1), ProposeItem(1, 1)]
     assert [draft.token_ids for draft in method.propose(items)] == [[9], [3]]
     method.close(1)
@@ -93,14 +94,14 @@ def test_work_per_token_does_not_grow() -> None:
 
 
 def test_registry() -> None:
-    assert create("ngram", {"min_n": 3}, 5).traits.max_draft_tokens == 5
-    assert create("none", {}, 5).traits.max_draft_tokens == 0
-    with pytest.raises(ConfigError, match="must be one of none, ngram"):
-        create("eagle", {}, 5)
+    assert create("ngram", {"min_n": 3}, SETTING).traits.max_draft_tokens == SETTING.max_draft_tokens
+    assert create("none", {}, SETTING).traits.max_draft_tokens == 0
+    with pytest.raises(ConfigError, match="must be one of none, ngram, dflash, dflash2"):
+        create("eagle", {}, SETTING)
     for several in ("ngram,none", "ngram+none", ["ngram", "none"]):
         with pytest.raises(ConfigError, match="one request runs one drafter"):
-            create(several, {}, 5)  # type: ignore[arg-type]
+            create(several, {}, SETTING)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"\[drafter.options\] min_n = 7 must not exceed max_n = 5"):
-        create("ngram", {"min_n": 7}, 5)
+        create("ngram", {"min_n": 7}, SETTING)
     with pytest.raises(ConfigError, match='unknown key min; did you mean "min_n"'):
-        create("ngram", {"min": 7}, 5)
+        create("ngram", {"min": 7}, SETTING)

@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import Field, model_validator
 
-from services.drafter.methods import DraftItem, FeatureRows, ProposeItem, Traits
+from services.drafter.methods import DraftItem, NewTokens, ProposeItem, Setting, Traits, WireTensor
 from services.runtime.config import Frozen
 
 _TOKEN_BITS = 32
@@ -81,19 +81,21 @@ class Method:
 
     Options = NgramOptions
     inline_tokens = 512
+    projection: Sequence[WireTensor] = ()
 
-    def __init__(self, options: Any, max_draft_tokens: int) -> None:
+    def __init__(self, options: Any, setting: Setting) -> None:
         self._options: NgramOptions = options
         self._sessions: dict[int, NgramIndex] = {}
-        self.traits = Traits(kind="ngram", max_draft_tokens=max_draft_tokens)
+        self.traits = Traits(kind="ngram", max_draft_tokens=setting.max_draft_tokens)
 
     def open(self, key: int) -> None:
         """Begins an empty index."""
         self._sessions[key] = NgramIndex(self._options.min_n, self._options.max_n)
 
-    def commit(self, key: int, token_ids: Sequence[int], rows: FeatureRows | None) -> None:
+    def commit(self, news: Sequence[NewTokens]) -> None:
         """Adds tokens; there are no rows."""
-        self._sessions[key].append(token_ids)
+        for new in news:
+            self._sessions[new.key].append(new.token_ids)
 
     def propose(self, items: Sequence[ProposeItem]) -> list[DraftItem]:
         """One look-up each."""

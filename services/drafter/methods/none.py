@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from services.drafter.methods import DraftItem, FeatureRows, ProposeItem, Traits
+from services.drafter.methods import DraftItem, NewTokens, ProposeItem, Setting, Traits, WireTensor
 from services.runtime.config import Frozen
 
 
@@ -18,14 +18,15 @@ class Method:
 
     Options = NoneOptions
     inline_tokens = 1 << 30
+    projection: Sequence[WireTensor] = ()
 
-    def __init__(self, options: Any, max_draft_tokens: int) -> None:
+    def __init__(self, options: Any, setting: Setting) -> None:
         self.traits = Traits(kind="none", max_draft_tokens=0)
 
     def open(self, key: int) -> None:
         """Nothing to hold."""
 
-    def commit(self, key: int, token_ids: Sequence[int], rows: FeatureRows | None) -> None:
+    def commit(self, news: Sequence[NewTokens]) -> None:
         """Nothing to hold."""
 
     def propose(self, items: Sequence[ProposeItem]) -> list[DraftItem]:
