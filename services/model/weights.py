@@ -23,11 +23,11 @@ class Checkpoint:
 
     def __init__(self, folder: Path) -> None:
         self._index = folder / "model.safetensors.index.json"
-        self._listing = self._index if self._index.exists() else folder / "model.safetensors"
+        self.listing = self._index if self._index.exists() else folder / "model.safetensors"
         self._files: dict[str, safe_open] = {}
         self._where: dict[str, Path] = {}
-        self._taken: set[str] = set()
-        self._hash = hashlib.sha256((folder / "config.json").read_bytes())
+        self._digests: dict[str, bytes] = {}  # of every tensor taken
+        self._config = (folder / "config.json").read_bytes()
         for path in self._paths():
             self._open(path)
 
@@ -37,33 +37,56 @@ class Checkpoint:
     def __exit__(self, *_: object) -> None:
         self._files.clear()
 
-    def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """Tensor `name` of `shape` as `dtype`. Raises CheckpointError naming file and tensor."""
+    def names(self) -> list[str]:
+        """Of all tensors in the files, sorted."""
+        return sorted(self._where)
+
+    def take(self, name: str, shape: tuple[int, ...] | None, dtype: torch.dtype | None) -> torch.Tensor:
+        """Tensor `name` of `shape` (None: any) as `dtype` (None: as stored); a copy.
+
+        Raises CheckpointError naming file and tensor.
+        """
         if name not in self._where:
-            raise CheckpointError(f"{self._listing}: tensor {name} is missing")
+            raise CheckpointError(f"{self.listing}: tensor {name} is missing")
+        tensor = self._read(name)
         path = self._where[name]
-        try:
-            tensor = self._files[str(path)].get_tensor(name)
-        except SafetensorError as error:
-            raise CheckpointError(f"{path}: tensor {name} cannot be read ({error})") from None
-        if tuple(tensor.shape) != shape:
+        if shape is not None and tuple(tensor.shape) != shape:
             raise CheckpointError(f"{path}: tensor {name} has shape {list(tensor.shape)}, expected {list(shape)}")
         if not tensor.is_floating_point():
             raise CheckpointError(f"{path}: tensor {name} has dtype {tensor.dtype}, expected floating point")
-        self._taken.add(name)
-        self._update_hash(name, tensor)
-        return tensor.to(dtype, copy=True)  # a view would keep the whole file mapped
+        self._digests[name] = _digest(name, tensor)
+        return tensor.to(dtype or tensor.dtype, copy=True)  # a view would keep the whole file mapped
 
     def finish(self, ignore: Iterable[str] = ()) -> str:
-        """Refuses tensors nobody took, `ignore` excepted; returns the fingerprint of config, names, shapes, samples."""
-        left = sorted(set(self._where) - self._taken - set(ignore))
+        """Refuses tensors nobody took, `ignore` excepted; returns the fingerprint of config, names, shapes, samples.
+
+        The order in which tensors were taken does not matter.
+        """
+        left = sorted(set(self._where) - set(self._digests) - set(ignore))
         if left:
             raise CheckpointError(f"{self._where[left[0]]}: unexpected tensor {left[0]} ({len(left)} in all)")
-        return self._hash.hexdigest()[:32]
+        whole = hashlib.sha256(self._config)
+        for name in sorted(self._digests):
+            whole.update(self._digests[name])
+        return whole.hexdigest()[:32]
+
+    def fingerprint(self, ignore: Iterable[str] = ()) -> str:
+        """What `finish` would return had all tensors been taken, `ignore` excepted."""
+        for name in set(self._where) - set(self._digests) - set(ignore):
+            self._digests[name] = _digest(name, self._read(name))
+        return self.finish(ignore)
+
+    def _read(self, name: str) -> torch.Tensor:
+        """A tensor mapped from its file."""
+        path = self._where[name]
+        try:
+            return self._files[str(path)].get_tensor(name)
+        except SafetensorError as error:
+            raise CheckpointError(f"{path}: tensor {name} cannot be read ({error})") from None
 
     def _paths(self) -> list[Path]:
-        if self._listing != self._index:
-            return [self._listing]
+        if self.listing != self._index:
+            return [self.listing]
         weight_map = read_json(self._index).get("weight_map")
         if not isinstance(weight_map, dict) or not weight_map:
             raise CheckpointError(f"{self._index}: weight_map is missing")
@@ -83,10 +106,11 @@ class Checkpoint:
         for name in file.keys():  # noqa: SIM118 - not a dict
             self._where[name] = path
 
-    def _update_hash(self, name: str, tensor: torch.Tensor) -> None:
-        flat = tensor.reshape(-1)
-        # Rounded up, so that the sample spans the whole tensor; odd, so that it does not walk down one column.
-        stride = -(-flat.numel() * flat.element_size() // SAMPLE_BYTES) | 1
-        sample = flat[::stride].contiguous().view(torch.uint8).numpy().tobytes()
-        self._hash.update(f"{name}{list(tensor.shape)}{tensor.dtype}".encode())
-        self._hash.update(sample)
+
+def _digest(name: str, tensor: torch.Tensor) -> bytes:
+    """Of name, shape, dtype, and a sample of the values."""
+    flat = tensor.reshape(-1)
+    # Rounded up, so that the sample spans the whole tensor; odd, so that it does not walk down one column.
+    stride = -(-flat.numel() * flat.element_size() // SAMPLE_BYTES) | 1
+    sample = flat[::stride].contiguous().view(torch.uint8).numpy().tobytes()
+    return hashlib.sha256(f"{name}{list(tensor.shape)}{tensor.dtype}".encode() + sample).digest()
