@@ -219,7 +219,7 @@ def _started(message: inference_pb2.GenerateRequest, request: Request, model: st
         model=model,
         prompt_token_ids=request.prompt_token_ids or request.prompt.encode(),
         seed=message.resume.seed if request.attempt else message.sampling.seed,
-        rule=types_pb2.RULE_MATCH,
+        rule=message.resume.rule or message.sampling.rule or types_pb2.RULE_MATCH,
         attempt=request.attempt,
     )
     return inference_pb2.GenerateResponse(started=started)

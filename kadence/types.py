@@ -43,7 +43,8 @@ class SamplingOptions(TypedDict, total=False):
     ignore_eos: bool | None
     """[False] Go on past the model's end-of-sequence ids."""
     rule: Rule | None
-    """["match"] How drafts are accepted. Both rules are exact; "ratio" is refused so far."""
+    """["match"] How drafts are accepted; both rules follow the model's law exactly. With "match" the text is a
+    function of prompt, options and seed; "ratio" accepts more when sampling; its text also depends on the drafts."""
     max_draft_tokens: int | None
     """[the policy's] Most draft tokens verified per step; 0 switches speculation off."""
     repetition_penalty: float | None
@@ -59,7 +60,7 @@ class SamplingOptions(TypedDict, total=False):
     bad_words: Sequence[str] | None
     """Strings that may not be produced, as tokenised alone or after a space; at most 64 of at most 256 bytes."""
     n: int | None
-    """[1] Answers to the prompt, at most 64; answer i is what the same request gives alone with seed + i."""
+    """[1] Answers to the prompt, at most 64; answer i is what the request gives alone with seed + i (rule "match")."""
     logprobs: int | None
     """[none] Log-probabilities of the chosen token and of this many best ones, at most 20."""
     priority: float | None
@@ -174,7 +175,8 @@ class GenerateResult:
     prompt_token_ids: tuple[int, ...]
     """The prompt after chat template and tokenizer."""
     seed: int
-    """Effective seed: the same request with it, alone, gives the same answer; of answer i it is seed + i."""
+    """Effective seed: with rule "match" the same request with it, alone, gives the same answer; of answer i it is
+    seed + i."""
     rule: Rule
     model: str
     request_id: str

@@ -48,7 +48,7 @@ _SAMPLING: dict[str, dict[str, Any]] = {
     "stop": {"action": "append", "metavar": "TEXT", "help": "end before this text; may be repeated"},
     "stop_token_ids": {"action": _Ids, "metavar": "IDS", "help": "end with one of these ids, comma-separated"},
     "ignore_eos": {"action": "store_true", "default": None, "help": "go on past the end of sequence"},
-    "rule": {"choices": ("match", "ratio"), "help": "acceptance rule (default match; ratio is refused so far)"},
+    "rule": {"choices": ("match", "ratio"), "help": "acceptance rule (default match)"},
     "max_draft_tokens": {**_INT, "help": "most draft tokens verified per step; 0 switches speculation off"},
     "repetition_penalty": {**_FLOAT, "help": "divides the logits of tokens already seen"},
     "presence_penalty": {**_FLOAT, "help": "subtracted once from the logits of tokens produced"},

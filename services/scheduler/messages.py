@@ -11,11 +11,12 @@ from services.runtime.server import MAX_MESSAGE_BYTES
 from services.scheduler.fleet import Description, Load, Replica
 from services.scheduler.outcomes import End, FinishReason, Logprobs, Piece, Stats, Terminal, Update
 from services.scheduler.policy import Epoch, Policy
-from services.scheduler.request import Ask, Limits, Options, Request, Resume, Sampling
+from services.scheduler.request import Ask, Limits, Options, Request, Resume, Rule, Sampling
 from services.scheduler.session import Session
 
 # Fields of SamplingOptions that may be absent: those that share their name with one of Options and are not lists.
 _OPTIONAL = [f.name for f in types_pb2.SamplingOptions.DESCRIPTOR.fields if f.has_presence]
+_SEEDS, _SEED_STEP = 2**64, 0x9E3779B97F4A7C15  # far apart, so that they do not meet other requests' seeds
 
 
 def ask(request: inference_pb2.GenerateRequest) -> Ask:
@@ -104,16 +105,19 @@ def submit(session: Session) -> verifier_pb2.Submit:
         stamp=stamp(request.key, session.attempt, session.length),
         prompt_token_ids=request.prompt_token_ids,
         committed_token_ids=session.answer.token_ids,
-        sampling=_sampling(request.sampling),
+        sampling=_sampling(request.sampling, len(session.answer.token_ids)),
     )
 
 
-def _sampling(s: Sampling) -> common_pb2.Sampling:
+def _sampling(s: Sampling, committed: int) -> common_pb2.Sampling:
+    # Rule `ratio` is exact only if an attempt's noise is new to the text it goes on from. A client does not know how
+    # often its stream moved, and so may name an attempt again when it resumes; the tokens it holds tell the two apart.
+    seed = s.seed if s.rule is not Rule.RATIO else (s.seed + committed * _SEED_STEP) % _SEEDS
     return common_pb2.Sampling(
         temperature=s.temperature,
         top_p=s.top_p,
         top_k=s.top_k,
-        seed=s.seed,
+        seed=seed,
         max_tokens=s.max_tokens,
         stop_token_ids=s.stop_token_ids,
         rule=types_pb2.Rule.Name(s.rule),

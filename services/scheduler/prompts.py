@@ -89,6 +89,7 @@ class Prompts:
         """Of the first answer: what the ask says, else what the model's defaults say."""
         o, d, resume = ask.options, self._defaults, ask.resume
         seed = resume.seed if resume is not None else o.seed
+        rule = Rule((resume.rule if resume is not None else 0) or o.rule or Rule.MATCH)
         eos = () if o.ignore_eos else limits.eos_token_ids
         return Sampling(
             temperature=_or(o.temperature, d.temperature),
@@ -97,7 +98,7 @@ class Prompts:
             seed=seed if seed is not None else secrets.randbits(_SEED_BITS),
             max_tokens=max_tokens,
             stop_token_ids=tuple(dict.fromkeys((*eos, *o.stop_token_ids))),
-            rule=Rule.MATCH,
+            rule=rule,
             max_draft_tokens=o.max_draft_tokens,
             priority=_or(o.priority, 1.0),
             min_p=_or(o.min_p, d.min_p),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from kadence.errors import FieldViolation, InvalidRequestError
-from services.scheduler.request import Ask, Limits, Options, Resume
+from services.scheduler.request import Ask, Limits, Options, Resume, Rule
 from services.scheduler.validate_sampling import check_ids, check_min_tokens, check_rule, check_sampling
 
 MAX_REQUEST_ID_BYTES = 128
@@ -127,6 +127,9 @@ def _resume(resume: Resume, options: Options, limits: Limits) -> Iterator[FieldV
         yield FieldViolation("resume.more", f"{len(resume.more)} answers; at most {n - 1}, as n is {n}")
     if options.seed is not None and options.seed != resume.seed:
         yield FieldViolation("sampling.seed", f"{options.seed}; the stream to resume had {resume.seed}")
+    if {options.rule, resume.rule} == {Rule.MATCH, Rule.RATIO}:
+        asked, had = Rule(options.rule).name, Rule(resume.rule).name
+        yield FieldViolation("sampling.rule", f"RULE_{asked}; the stream to resume had RULE_{had}")
 
 
 def _held(resume: Resume) -> Iterator[tuple[str, tuple[int, ...]]]:

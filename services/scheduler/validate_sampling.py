@@ -40,10 +40,8 @@ def check_sampling(options: Options, limits: Limits) -> Iterator[FieldViolation]
 
 def check_rule(field: str, rule: int) -> Iterator[FieldViolation]:
     """At most one violation."""
-    if rule == Rule.RATIO:
-        yield FieldViolation(field, "RULE_RATIO is not supported by this version; RULE_MATCH is")
-    elif rule not in (Rule.UNSPECIFIED, Rule.MATCH):
-        yield FieldViolation(field, f"unknown rule {rule}; RULE_UNSPECIFIED or RULE_MATCH")
+    if rule not in set(Rule):
+        yield FieldViolation(field, f"unknown rule {rule}; {', '.join(f'RULE_{known.name}' for known in Rule)}")
 
 
 def check_ids(field: str, ids: Sequence[int], limits: Limits) -> Iterator[FieldViolation]:

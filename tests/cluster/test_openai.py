@@ -11,6 +11,7 @@ from typing import Any
 import openai
 import pytest
 
+from kadence.v1 import types_pb2
 from services.scheduler.tokenizer import Tokenizer
 from tests.support import tiny_model
 from tests.support.fake_verifier import FakeVerifier
@@ -181,10 +182,10 @@ async def test_stop_and_length(caller: Caller, verifier: FakeVerifier) -> None:
 
 
 async def test_options_arrive(caller: Caller, verifier: FakeVerifier) -> None:
-    own = {"max_draft_tokens": 0, "rule": "match", "priority": 2.0}
+    own = {"max_draft_tokens": 0, "rule": "ratio", "priority": 2.0}
     further = {"top_k": 3, "min_p": 0.25, "repetition_penalty": 1.5, "min_tokens": 2, "stop_token_ids": [9]}
     more = {"ignore_eos": True, "allowed_token_ids": [5, 9, 11], "bad_words": ["fox"], "kadence": own}
-    await caller.chat(
+    answer = await caller.chat(
         temperature=0.5,
         top_p=0.75,
         seed=-1,
@@ -204,6 +205,7 @@ async def test_options_arrive(caller: Caller, verifier: FakeVerifier) -> None:
     assert sampling.repetition_penalty == 1.5 and dict(sampling.logit_bias) == {5: -100.0, 11: 1.5}
     assert list(sampling.stop_token_ids) == [9] and list(sampling.allowed_token_ids) == [5, 9, 11]
     assert sampling.bad_words and sampling.max_draft_tokens == 0 and sampling.priority == 2.0
+    assert sampling.rule == types_pb2.RULE_RATIO and answer.kadence["rule"] == "ratio"
 
 
 async def test_chat_logprobs(caller: Caller, verifier: FakeVerifier, tokenizer: Tokenizer) -> None:
@@ -260,7 +262,7 @@ async def test_completion_logprobs(caller: Caller, verifier: FakeVerifier, token
         ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools", "not supported yet"),
         ({"response_format": {"type": "json_object"}}, "response_format", "not supported yet"),
         ({"extra_body": {"temprature": 1}}, "temprature", "did you mean temperature"),
-        ({"extra_body": {"kadence": {"rule": "ratio"}}}, "kadence.rule", "not supported"),
+        ({"extra_body": {"kadence": {"rule": "best"}}}, "kadence.rule", "ratio"),
         ({"extra_body": {"kadence": {"max_draft_tokens": -1}}}, "kadence.max_draft_tokens", "-1"),
         ({"extra_body": {"kadence": {"k": 1}}}, "kadence.k", "unknown field"),
         ({"extra_headers": {"X-Request-Id": "x" * 200}}, "x-request-id", "200 bytes"),

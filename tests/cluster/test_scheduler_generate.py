@@ -140,7 +140,7 @@ async def test_bad_requests_queue_nothing(pair: tuple[Cluster, FakeVerifier]) ->
         ask(None),
         ask(""),
         ask(model="other"),
-        ask(rule=types_pb2.RULE_RATIO),
+        ask(rule=9),
         ask(ids=[tiny_model.VOCAB_SIZE]),
         ask(ids=[1] * tiny_model.CONTEXT),
         inference_pb2.GenerateRequest(prompt="x", prompt_token_ids=[1]),

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from kadence.errors import InternalError, InvalidRequestError
-from kadence.v1 import inference_pb2
+from kadence.v1 import inference_pb2, types_pb2
 from services.scheduler import messages
 from services.scheduler.generation import Piece
 from services.scheduler.tokenizer import Tokenizer
@@ -54,6 +54,34 @@ async def test_every_option_reaches_the_verifier(pair: tuple[Cluster, FakeVerifi
     assert (plain.min_p, plain.repetition_penalty, plain.presence_penalty, plain.frequency_penalty) == (0, 1, 0, 0)
     assert not plain.HasField("logprobs") and not plain.logit_bias and not plain.allowed_token_ids
     assert not plain.bad_words and plain.min_tokens == 0
+
+
+async def test_the_rule_reaches_the_verifier(pair: tuple[Cluster, FakeVerifier]) -> None:
+    cluster, verifier = pair
+    for asked, used in (
+        (types_pb2.RULE_UNSPECIFIED, types_pb2.RULE_MATCH),
+        (types_pb2.RULE_MATCH, types_pb2.RULE_MATCH),
+        (types_pb2.RULE_RATIO, types_pb2.RULE_RATIO),
+    ):
+        result = await cluster.generate(ask(ids=PROMPT, max_tokens=5, rule=asked, seed=2**64 - 1))
+        assert result.started is not None and (result.started.rule, result.started.seed) == (used, 2**64 - 1)
+        sampling = verifier.submits[-1].sampling
+        assert (sampling.rule, sampling.seed) == (used, 2**64 - 1)
+
+
+@pytest.mark.parametrize("rule", ["RULE_MATCH", "RULE_RATIO"])
+async def test_a_resumed_stream_keeps_its_rule(pair: tuple[Cluster, FakeVerifier], rule: str) -> None:
+    """Under `ratio` with noise that is new to the text, whichever attempt the client thinks it was at."""
+    cluster, verifier = pair
+    number, seeds = types_pb2.Rule.Value(rule), set()
+    for held in range(4):
+        resume = inference_pb2.Resume(token_ids=[9] * held, seed=3, rule=number)
+        result = await cluster.generate(ask(ids=PROMPT, max_tokens=5, ignore_eos=True, resume=resume))
+        assert result.started is not None and (result.started.rule, result.started.seed) == (number, 3)
+        submit = verifier.submits[-1]
+        assert (submit.sampling.rule, submit.stamp.attempt) == (number, 1)
+        seeds.add(submit.sampling.seed)
+    assert len(seeds) == (1 if rule == "RULE_MATCH" else 4)
 
 
 async def test_bad_words_travel_as_ids(pair: tuple[Cluster, FakeVerifier], tokenizer: Tokenizer) -> None:

@@ -150,7 +150,7 @@ INVALID: dict[str, tuple[dict[str, Any], str]] = {
     "alien token": ({"prompt": [1, 330]}, "prompt_token_ids: 330 is outside the vocabulary of 330"),
     "too long": ({"max_tokens": 4096}, "max_tokens: 4096 with a prompt of 8 tokens; the context holds 4096"),
     "no tokens": ({"max_tokens": 0}, "max_tokens: 0 with a prompt of 8 tokens"),
-    "other rule": ({"rule": types_pb2.RULE_RATIO}, "rule: RULE_RATIO is not supported"),
+    "no rule": ({"rule": types_pb2.RULE_UNSPECIFIED}, "rule: 0 is not supported"),
     "hot": ({"temperature": 1000.0}, "sampling: temperature 1000.0"),
 }
 

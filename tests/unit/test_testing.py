@@ -112,6 +112,17 @@ def test_delays_and_cancellation() -> None:
             next(stream)
 
 
+def test_the_rule_in_effect() -> None:
+    with FakeGateway({"p": "ab"}) as gateway, Client(gateway.endpoint) as client:
+        assert [client.generate("p", rule=rule).rule for rule in (None, "match", "ratio")] == [
+            "match",
+            "match",
+            "ratio",
+        ]
+        gateway.break_off(1)
+        assert client.generate("p", rule="ratio").rule == "ratio"
+
+
 async def test_many_clients_at_once() -> None:
     with FakeGateway(lambda request: request.prompt, delay=0.01) as gateway:
         names = [f"p{i}" for i in range(40)]

@@ -72,8 +72,7 @@ BAD_ASKS = [
     (asked(stop=("x" * 257,)), "sampling.stop[0]", ["257", "256"]),
     (asked(stop_token_ids=(3, 100)), "sampling.stop_token_ids[1]", ["100", "99"]),
     (asked(stop_token_ids=(3,) * 65), "sampling.stop_token_ids", ["65", "64"]),
-    (asked(rule=Rule.RATIO), "sampling.rule", ["RULE_RATIO", "not supported"]),
-    (asked(rule=9), "sampling.rule", ["unknown rule 9"]),
+    (asked(rule=9), "sampling.rule", ["unknown rule 9", "RULE_MATCH", "RULE_RATIO"]),
     (asked(min_p=-0.1), "sampling.min_p", ["-0.1", "0 to 1"]),
     (asked(min_p=1.5), "sampling.min_p", ["1.5", "0 to 1"]),
     (asked(min_p=math.nan), "sampling.min_p", ["nan"]),
@@ -115,7 +114,12 @@ BAD_ASKS = [
     (replace(asked(n=2), resume=Resume(more=((1,), (2,)))), "resume.more", ["2 answers", "at most 1", "n is 2"]),
     (replace(GOOD, resume=Resume(more=((),))), "resume.more", ["1 answers", "at most 0"]),
     (replace(GOOD, resume=Resume(token_ids=(100,))), "resume.token_ids[0]", ["100", "99"]),
-    (replace(GOOD, resume=Resume(rule=Rule.RATIO)), "resume.rule", ["not supported"]),
+    (replace(GOOD, resume=Resume(rule=7)), "resume.rule", ["unknown rule 7"]),
+    (
+        replace(asked(rule=Rule.MATCH), resume=Resume(rule=Rule.RATIO)),
+        "sampling.rule",
+        ["RULE_MATCH", "stream to resume had RULE_RATIO"],
+    ),
     (replace(GOOD, resume=Resume(attempt=2**32 - 1)), "resume.attempt", ["4294967295", "at most 1073741824"]),
     (replace(asked(seed=1), resume=Resume(seed=2)), "sampling.seed", ["1", "2"]),
 ]
@@ -169,7 +173,9 @@ def test_good_requests_pass() -> None:
     )
     for ask in (
         GOOD,
-        asked(temperature=100.0, top_p=1e-6, top_k=2**31 - 1),
+        asked(temperature=100.0, top_p=1e-6, top_k=2**31 - 1, rule=Rule.RATIO),
+        replace(GOOD, resume=Resume(rule=Rule.RATIO)),
+        replace(asked(rule=Rule.RATIO), resume=Resume(rule=Rule.RATIO)),
         neutral,
         furthest,
         only_ends,
