@@ -60,6 +60,6 @@ def _signed(word: int) -> int:
     return word - (1 << 32) if word >= 1 << 31 else word
 
 
-def key_tensor(keys: list[tuple[int, int]]) -> Tensor:
-    """Keys as the int32 [n, 2] tensor that `gumbel` takes."""
-    return torch.tensor(keys, dtype=torch.int32).view(-1, 2)
+def key_tensor(keys: list[tuple[int, int]], device: torch.device | None = None) -> Tensor:
+    """Keys as the int32 [n, 2] tensor that `gumbel` takes, where the noise is wanted."""
+    return torch.tensor(keys, dtype=torch.int32, device=device).view(-1, 2)

@@ -152,14 +152,14 @@ def draw_from(weights: Tensor, keys: list[tuple[int, int]]) -> list[int]:
     near = weights >= weights.amax(dim=-1, keepdim=True) - GUMBEL_SPAN  # who is further behind cannot win
     chosen = []
     for row, key, ids in zip(weights, keys, near.nonzero()[:, 1].split(near.sum(dim=-1).tolist()), strict=True):
-        noise = gumbel(key_tensor([key]), ids.to(torch.int32)[None])[0]
+        noise = gumbel(key_tensor([key], ids.device), ids.to(torch.int32)[None])[0]
         chosen.append(int(ids[(row[ids] + noise).argmax()]))
     return chosen
 
 
 def _scaled(logits: Tensor, laws: list[RowLaw]) -> Tensor:
     """`scale` for each row's temperature, and min-p."""
-    scaled = scale(logits, torch.tensor([[law.temperature] for law in laws]))
+    scaled = scale(logits, torch.tensor([[law.temperature] for law in laws], device=logits.device))
     for row, law in zip(scaled, laws, strict=True):
         if law.min_p > 0:  # the best is at 0
             row.masked_fill_(row < math.log(law.min_p), -math.inf)
@@ -176,13 +176,13 @@ def _draw_sampled(logits: Tensor, laws: list[RowLaw]) -> list[int]:
         _floor(row, total, k, law.top_p) if law.filters else -GUMBEL_SPAN
         for row, total, k, law in zip(scaled, totals, ks, laws, strict=True)
     ]
-    near = scaled >= torch.tensor(floors)[:, None]
+    near = scaled >= torch.tensor(floors, device=scaled.device)[:, None]
     candidates = near.nonzero()[:, 1].split(near.sum(dim=-1).tolist())
     chosen = []
     for row, ids, total, k, law in zip(scaled, candidates, totals, ks, laws, strict=True):
         values = row[ids]
         if law.filters:
             ids, values = _cut(ids, values, total, k, law.top_p)
-        noise = gumbel(key_tensor([noise_key(law.seed, law.position)]), ids.to(torch.int32)[None])[0]
+        noise = gumbel(key_tensor([noise_key(law.seed, law.position)], ids.device), ids.to(torch.int32)[None])[0]
         chosen.append(int(ids[(values + noise).argmax()]))
     return chosen

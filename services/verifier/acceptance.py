@@ -91,9 +91,9 @@ def _accepted(table: Tensor, trials: list[Trial], starts: list[int]) -> list[int
     if not rows:
         return [0] * len(trials)
     p = table[rows, [token for trial in trials for token in trial.draft.token_ids]].exp()
-    q = torch.from_numpy(np.concatenate([_proposed(trial.draft) for trial in trials]))
+    q = torch.from_numpy(np.concatenate([_proposed(trial.draft) for trial in trials])).to(table.device)
     keys = [_key(trial, slot, ACCEPT) for trial in trials for slot in range(1, len(trial.draft) + 1)]
-    u = uniform(key_tensor(keys), torch.zeros(1, 1, dtype=torch.int32))[:, 0]
+    u = uniform(key_tensor(keys), torch.zeros(1, 1, dtype=torch.int32))[:, 0].to(table.device)
     stands = (u * q < p).tolist()
     counts, row = [], 0
     for trial in trials:
@@ -124,8 +124,8 @@ def _residual(table: Tensor, laws: list[tuple[np.ndarray, np.ndarray]]) -> Tenso
     # Shorter rows are filled up with their first candidate, which is then written twice, the same.
     columns = np.stack([np.concatenate([ids, np.full(width - len(ids), ids[0])]) for ids, _ in laws])
     q = np.stack([np.concatenate([q, np.full(width - len(q), q[0])]) for _, q in laws])
-    at = torch.from_numpy(columns.astype(np.int64))
-    left = (table.gather(1, at).exp() - torch.from_numpy(q)).clamp_(min=0).log_()
+    at = torch.from_numpy(columns.astype(np.int64)).to(table.device)
+    left = (table.gather(1, at).exp() - torch.from_numpy(q).to(table.device)).clamp_(min=0).log_()
     residual = table.scatter(1, at, left)
     nothing = residual.amax(dim=-1, keepdim=True) == -torch.inf
     return torch.where(nothing, table, residual)

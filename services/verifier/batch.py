@@ -30,7 +30,9 @@ class Work:
 def attention_for(target: Target, num_pages: int, page_size: int) -> tuple[RaggedAttention | None, Layout]:
     """The fastest attention there is for the target on this machine (None: the reference), and the layout it wants."""
     arch = target.arch
-    kernel = RaggedAttention.find(target.dtype, num_pages, page_size, arch.num_kv_heads, arch.head_dim)
+    kernel = None
+    if target.device.type == "cpu":
+        kernel = RaggedAttention.find(target.dtype, num_pages, page_size, arch.num_kv_heads, arch.head_dim)
     return kernel, Layout(num_pages, page_size, arch.num_kv_heads, target.dtype, native=kernel is not None)
 
 

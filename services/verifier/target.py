@@ -12,13 +12,12 @@ from torch.nn import functional as F
 from services.kernels.ragged_attention import AttentionBlocks, RaggedAttention
 from services.kernels.ragged_attention_ref import AttentionGroup, ragged_attention
 from services.model.arch import Arch, read_arch
+from services.model.dtypes import resolve_dtype
 from services.model.linear import Linear, padded
 from services.model.norm import RMSNorm
 from services.model.rope import Rope, rotate
 from services.model.source import Source
 from services.model.weights import Checkpoint
-
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 @dataclass(frozen=True)
@@ -49,6 +48,11 @@ class ForwardBatch:
     groups: list[AttentionGroup]
     blocks: AttentionBlocks | None
     sample_rows: Tensor
+
+    @property
+    def cells(self) -> Tensor:
+        """Cache slot of each row, page * page_size + offset, [n]: the cells of the first K head."""
+        return self.slots.view(self.tokens.numel(), -1)[:, 0]
 
 
 class Target:
@@ -100,15 +104,24 @@ class Target:
             head = source.take("lm_head.weight", (a.vocab_size, a.hidden_size), dtype)
         self._head = Linear(head)
 
-    @torch.inference_mode()
     def forward(self, batch: ForwardBatch, caches: list[Tensor], kernel: RaggedAttention | None = None) -> Tensor:
         """Runs the rows, writing their K/V into `caches` (see paged_kv.allocate_caches); returns logits [s, V]."""
+        return self.forward_tapped(batch, caches, kernel, ())[0]
+
+    @torch.inference_mode()
+    def forward_tapped(
+        self, batch: ForwardBatch, caches: list[Tensor], kernel: RaggedAttention | None, taps: tuple[int, ...]
+    ) -> tuple[Tensor, list[Tensor]]:
+        """As `forward`; also the residual stream [n, h] after each layer of `taps`, which ascend and count from 0
+        (draft-model contracts, section 3.1).
+        """
         a, n = self.arch, batch.tokens.numel()
         rows = padded(n) if self._head.packed else n
         cos, sin = self._rope.rows(F.pad(batch.positions, (0, rows - n)))
         x = F.embedding(F.pad(batch.tokens, (0, rows - n)), self._embedding)  # [rows, h]; beyond n nobody looks
         rotated = a.num_heads + a.num_kv_heads
-        for layer, cache in zip(self._layers, caches, strict=True):
+        tapped = []
+        for index, (layer, cache) in enumerate(zip(self._layers, caches, strict=True)):
             qkv = layer.qkv(layer.input_norm(x)).view(x.shape[0], rotated + a.num_kv_heads, a.head_dim)
             qk = qkv[:, :rotated]
             qk = rotate(qk if layer.qk_norm is None else layer.qk_norm(qk), cos, sin)
@@ -123,20 +136,14 @@ class Target:
             x = layer.out.add_to(x, attended)
             gate, up = layer.gate_up(layer.post_norm(x)).chunk(2, dim=-1)
             x = layer.down.add_to(x, F.silu(gate).mul_(up))
+            if index in taps:
+                tapped.append(x[:n])
         samples = batch.sample_rows.numel()
         if samples == 0:  # prefill chunks only
-            return x.new_empty((0, a.vocab_size))
+            return x.new_empty((0, a.vocab_size)), tapped
         wanted = padded(samples) if self._head.packed else samples
         sampled = x.index_select(0, F.pad(batch.sample_rows, (0, wanted - samples)))
-        return self._head(self._norm(sampled))[:samples]
-
-
-def resolve_dtype(name: str) -> torch.dtype:
-    """`auto` is bfloat16 where the CPU multiplies it natively (measured 2x faster than float32), else float32."""
-    if name == "auto":
-        native = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
-        return torch.bfloat16 if native else torch.float32
-    return DTYPES[name]
+        return self._head(self._norm(sampled))[:samples], tapped
 
 
 def _load_layer(source: Source, a: Arch, prefix: str, dtype: torch.dtype) -> Layer:
