@@ -1,0 +1,1 @@
+"""Makes what drafters are trained from and served with."""
