@@ -1,0 +1,65 @@
+// Row-wise passes between the matrix products of a decoder, bfloat16, for x86 with AVX512-BF16. See row_passes.py.
+//
+// Each reads its input once; arithmetic is float32 and rounded once. Sizes are multiples of 16.
+#include <immintrin.h>
+#include <math.h>
+#include <stdint.h>
+
+typedef uint16_t bf16;
+
+// Below this many numbers a second thread costs more than it saves.
+#define ALONE 8192
+
+static inline __m512 load(const bf16 *p) {
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)p)), 16));
+}
+
+static inline void store(bf16 *p, __m512 x) { _mm256_storeu_si256((__m256i *)p, (__m256i)_mm512_cvtneps_pbh(x)); }
+
+// e^x for x <= 0: split off the power of two, Taylor polynomial of the rest; relative error below 2e-7.
+static inline __m512 exp_512(__m512 x) {
+    x = _mm512_max_ps(_mm512_mul_ps(x, _mm512_set1_ps(1.44269504f)), _mm512_set1_ps(-200.0f));  // 0 from -150 on
+    __m512 whole = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    __m512 f = _mm512_sub_ps(x, whole);
+    __m512 y = _mm512_set1_ps(1.5403530e-4f);
+    y = _mm512_fmadd_ps(y, f, _mm512_set1_ps(1.3333558e-3f));
+    y = _mm512_fmadd_ps(y, f, _mm512_set1_ps(9.6181291e-3f));
+    y = _mm512_fmadd_ps(y, f, _mm512_set1_ps(5.5504109e-2f));
+    y = _mm512_fmadd_ps(y, f, _mm512_set1_ps(2.4022651e-1f));
+    y = _mm512_fmadd_ps(y, f, _mm512_set1_ps(6.9314718e-1f));
+    y = _mm512_fmadd_ps(y, f, _mm512_set1_ps(1.0f));
+    return _mm512_scalef_ps(y, whole);
+}
+
+// x [rows, stride], of which heads * size are read; weight float32 [heads * size], or [size] if `shared`;
+// out [rows, heads * size]: each head over the root of its mean square + eps, times weight.
+void rms_norm(const bf16 *x, int64_t stride, const float *weight, int shared, float eps, bf16 *out, int64_t rows,
+              int64_t heads, int64_t size, int threads) {
+#pragma omp parallel for num_threads(threads) if (rows * heads * size > ALONE)
+    for (int64_t row = 0; row < rows; row++)
+        for (int64_t head = 0; head < heads; head++) {
+            const bf16 *from = x + row * stride + head * size;
+            const float *scale = weight + (shared ? 0 : head * size);
+            bf16 *to = out + (row * heads + head) * size;
+            __m512 sum = _mm512_setzero_ps();
+            for (int64_t c = 0; c < size; c += 16) sum = _mm512_fmadd_ps(load(from + c), load(from + c), sum);
+            const __m512 by = _mm512_set1_ps(1.0f / sqrtf(_mm512_reduce_add_ps(sum) / (float)size + eps));
+            for (int64_t c = 0; c < size; c += 16)
+                store(to + c, _mm512_mul_ps(_mm512_mul_ps(load(from + c), by), _mm512_loadu_ps(scale + c)));
+        }
+}
+
+// gate_up [rows, 2 * size], gate first -> out [rows, size]: gate * sigmoid(gate) * up.
+void silu_mul(const bf16 *gate_up, bf16 *out, int64_t rows, int64_t size, int threads) {
+    const __m512 one = _mm512_set1_ps(1.0f), sign = _mm512_set1_ps(-0.0f);
+#pragma omp parallel for num_threads(threads) if (rows * size > ALONE)
+    for (int64_t row = 0; row < rows; row++)
+        for (int64_t c = 0; c < size; c += 16) {
+            const __m512 gate = load(gate_up + row * 2 * size + c), up = load(gate_up + (row * 2 + 1) * size + c);
+            // With e = exp(-|gate|): sigmoid is 1 / (1 + e), or e / (1 + e) where the gate is negative.
+            const __m512 e = exp_512(_mm512_or_ps(gate, sign));
+            const __m512 top = _mm512_mask_blend_ps(_mm512_cmp_ps_mask(gate, _mm512_setzero_ps(), _CMP_LT_OQ), one, e);
+            const __m512 sigmoid = _mm512_div_ps(top, _mm512_add_ps(one, e));
+            store(out + row * size + c, _mm512_mul_ps(_mm512_mul_ps(gate, sigmoid), up));
+        }
+}
