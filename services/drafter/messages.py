@@ -23,6 +23,7 @@ _PIECE_BYTES = 4 << 20
 def to_step(message: drafter_pb2.DraftRequest, traits: Traits) -> Step:
     """The message in plain types. Raises InvalidRequestError naming the field that cannot be."""
     _check_row_count(message, traits)
+    _check_once(message)
     return Step(
         number=message.step,
         closes=[_stamp(close.stamp, f"closes[{i}]") for i, close in enumerate(message.closes)],
@@ -102,6 +103,14 @@ def _check_row_count(message: drafter_pb2.DraftRequest, traits: Traits) -> None:
     rows = sum(commit.feature_rows.shape[0] for commit in message.commits if commit.feature_rows.shape)
     if traits.feature_width and rows > traits.max_rows:
         raise InvalidRequestError.of("commits", f"have {rows} feature rows; a message may have {traits.max_rows}")
+
+
+def _check_once(message: drafter_pb2.DraftRequest) -> None:
+    seen: set[str] = set()
+    for i, propose in enumerate(message.proposes):
+        if propose.stamp.request_id in seen:
+            raise InvalidRequestError.of(f"proposes[{i}]", f"is the second of {propose.stamp.request_id} in this step")
+        seen.add(propose.stamp.request_id)
 
 
 def _rows(commit: drafter_pb2.SessionCommit, field: str, traits: Traits) -> FeatureRows:

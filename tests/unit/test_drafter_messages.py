@@ -103,6 +103,7 @@ def sampled(**fields: Any) -> pb.DraftRequest:
     return pb.DraftRequest(proposes=[pb.Propose(stamp=STAMP, max_tokens=1, sampling=sampling)])
 
 
+TWICE = pb.Propose(stamp=STAMP, max_tokens=1)
 BAD = [
     (NGRAM, commit(token_ids=[1, -5]), "commits[0].token_ids[1]: is -5; must be >= 0"),
     (WIDE, commit(token_ids=[100]), "commits[0].token_ids[0]: is 100; must be 0..99"),
@@ -120,6 +121,7 @@ BAD = [
     (NGRAM, sampled(top_p=1.5), "proposes[0].sampling.top_p: is 1.5; must be in (0, 1]"),
     (NGRAM, sampled(top_k=-1), "proposes[0].sampling.top_k: is -1; must be >= 0"),
     (NGRAM, sampled(min_p=math.nan), "proposes[0].sampling.min_p: is nan; must be in [0, 1]"),
+    (NGRAM, pb.DraftRequest(proposes=[TWICE, TWICE]), "proposes[1]: is the second of r in this step"),
     (NGRAM, commit(stamp=common.Stamp()), "commits[0].stamp.request_id: has 0 characters; must be 1..128"),
     (NGRAM, pb.DraftRequest(opens=[pb.SessionOpen(stamp=common.Stamp(request_id="x" * 129))]), "opens[0].stamp"),
     (NGRAM, pb.DraftRequest(closes=[pb.SessionClose()]), "closes[0].stamp.request_id"),
