@@ -68,9 +68,9 @@ def _start(plan: Plan, record: dict[str, Any], run: Path, say: Say) -> dict[str,
 
     model = plan.values["model.path"]
     say(f"model {model}")
-    folder = resolve(model, allow_fetch=True).resolve()
+    folder = resolve(model, allow_fetch=True)
     ports = {"scheduler.port": public_port(plan), "scheduler.http_port": http_port(plan)}
-    plan = plan.with_values({"model.path": str(folder), **ports})
+    plan = plan.with_model(folder).with_values(ports)
     deadline = time.monotonic() + plan.cluster.start_seconds
     say(_STARTING[plan.cluster.transport])
     placement: Placement

@@ -19,6 +19,8 @@ from services.scheduler.config import SchedulerConfig
 from services.verifier.config import VerifierConfig
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
+PATHS = ("drafter.options.checkpoint", "drafter.options.draft_vocabulary_file")
+"""Keys that hold paths as the user wrote them, seen from the user's folder."""
 PUBLIC_PORT = 50051
 HTTP_PORT = 8000
 SERVICES: dict[str, type[Frozen]] = {"scheduler": SchedulerConfig, "verifier": VerifierConfig, "drafter": DrafterConfig}
@@ -56,6 +58,12 @@ class Plan:
     def with_values(self, values: Mapping[str, Any]) -> Plan:
         """The plan with further dotted keys set."""
         return _check(None, {**self.values, **values})
+
+    def with_model(self, folder: Path) -> Plan:
+        """The plan with the model's folder, and every other path, as services find them from anywhere."""
+        given = {key: self.values[key] for key in PATHS if isinstance(self.values.get(key), str) and self.values[key]}
+        paths = {key: str(Path(value).expanduser().resolve()) for key, value in given.items()}
+        return self.with_values({"model.path": str(folder.resolve()), **paths})
 
 
 def load_plan(path: str | Path | None, overrides: Mapping[str, Any]) -> Plan:

@@ -48,11 +48,11 @@ class Background:
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         plan = load_plan(None, _QUIET | dotted(config))
-        folder = resolve(plan.values["model.path"], allow_fetch=True).resolve()
+        plan = plan.with_model(resolve(plan.values["model.path"], allow_fetch=True))
         self._started: concurrent.futures.Future[None] = concurrent.futures.Future()
         self._work: set[asyncio.Task[Any]] = set()
         self._loop = asyncio.new_event_loop()
-        self._serving = self._loop.create_task(self._serve(plan.with_values({"model.path": str(folder)})))
+        self._serving = self._loop.create_task(self._serve(plan))
         # A daemon, since the interpreter waits for any other thread before it lets us end it.
         self._thread = threading.Thread(target=self._main, name="kadence-llm", daemon=True)
         _open.add(self)
