@@ -104,7 +104,7 @@ class Reference:
                 return Proposed(logits[0].argmax(-1).tolist(), None)
             assert path is not None
             return Proposed(path, dflash.model._sampling_probs(logits, temperature, top_k=TOP_K)[0])
-        ranks = iter(self._ranks(logits[0], path or []))
+        ranks = iter(self._ranks(logits[0], path or []) if temperature else [])
         anchor = torch.tensor(tokens[-1:])
         with mock.patch.object(dflash.model, "_sample_probs", lambda q: torch.tensor([next(ranks)])):
             ids, candidates, q = self.model.propose(hidden, anchor, self._target.lm_head, temperature)
@@ -115,4 +115,6 @@ class Reference:
     def _ranks(self, logits: Tensor, path: list[int]) -> list[int]:
         """Where each id of the path stands among its position's candidates, in the package's order."""
         candidates = torch.topk(logits, self.model.candidate_selector.top_k, sorted=False).indices.tolist()
-        return [row.index(token) for row, token in zip(candidates, path, strict=False)]
+        for row, token in zip(candidates, path, strict=True):
+            assert token in row, f"{token} was drawn, which is no candidate"
+        return [row.index(token) for row, token in zip(candidates, path, strict=True)]
