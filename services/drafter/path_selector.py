@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from services.drafter.draft_arch import DraftArch
+from services.drafter.draft_weights import SelectorWeights
 from services.kernels.candidates import candidates
 from services.kernels.noise_ref import gumbel, key_tensor
 from services.kernels.selector_walk_ref import Walk, WalkLaws, edges, walk
 from services.model.linear import Linear, padded
-
-if TYPE_CHECKING:
-    from services.drafter.draft_arch import DraftArch
-    from services.drafter.draft_weights import SelectorWeights
 
 SIGNALS = ("top1", "entropy", "margin", "unary_top1", "unary_margin", "agree", "mass")
 """Columns of `Drafted.signals`; row k tells of the laws of position k before its token is drawn.
@@ -132,7 +129,7 @@ def _noise(laws: list[DraftLaw], ids: Tensor) -> Tensor | None:
         return None
     positions = ids.shape[1]
     keys = [key for i in sampled for key in (*(laws[i].noise or ()), *[(0, 0)] * positions)[:positions]]
-    drawn = gumbel(key_tensor(keys).to(ids.device), ids[sampled].flatten(0, 1).to(torch.int32))
+    drawn = gumbel(key_tensor(keys, ids.device), ids[sampled].flatten(0, 1).to(torch.int32))
     noise = torch.zeros(ids.shape, device=ids.device)
     noise[sampled] = drawn.view(len(sampled), positions, -1)
     return noise
