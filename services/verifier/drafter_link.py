@@ -11,8 +11,10 @@ from dataclasses import dataclass
 
 from kadence.errors import APIError, ConfigError
 from kadence.internal import common_pb2, drafter_pb2, drafter_pb2_grpc
+from services.model.projection import ProjectionWeights
 from services.runtime.channels import connect
 from services.runtime.heartbeat import alive
+from services.verifier import projection_transfer
 
 _BACKOFF = (0.1, 5.0)  # first and longest wait between tries
 _DESCRIBE_SECONDS = 2.0
@@ -30,13 +32,33 @@ class Connection:
     max_draft_tokens: int
     rows: str = ""
     """Fingerprint of the fc and hidden_norm behind the feature rows it wants; "" wants none, as n-gram drafters."""
+    projection: ProjectionWeights | None = None
+    """What makes those rows."""
+    window: int = 0
+    """Tokens that it looks back; 0 is without bound. Of the rows it needs those of the last window - 1."""
+    kv_tokens: int = 0
+    """Tokens of context that all sessions may hold together; 0 is without bound."""
+    max_rows: int = 0
+    """Most feature rows of a message; 0 is without bound."""
+    signals: tuple[str, ...] = ()
+    supports_ratio: bool = False
+    """Whether its drafts carry q."""
+
+
+@dataclass(frozen=True)
+class Side:
+    """The verifier's side of the handshake."""
+
+    description: common_pb2.Description
+    num_layers: int
+    hidden_size: int
 
 
 class DrafterLink:
     """Lives on the event loop; `connection`, `send`, `replies` and `suspend` may be used from the engine's thread."""
 
-    def __init__(self, describe: Callable[[], common_pb2.Description], heartbeat_seconds: float) -> None:
-        self._describe = describe
+    def __init__(self, ours: Callable[[], Side], heartbeat_seconds: float) -> None:
+        self._ours = ours
         self._heartbeat_seconds = heartbeat_seconds
         self._peers: list[tuple[str, str]] = []
         self._changed = asyncio.Event()
@@ -45,6 +67,8 @@ class DrafterLink:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._task: asyncio.Task[None] | None = None
         self._generation = 0
+        self._projection: ProjectionWeights | None = None  # the last one fetched
+        self._projection_fingerprint = ""
         self.connection: Connection | None = None
         """None while there is nobody to ask."""
         self.replies: queue.SimpleQueue[drafter_pb2.DraftResponse | None] = queue.SimpleQueue()
@@ -115,11 +139,13 @@ class DrafterLink:
     async def _serve(self, replica_id: str, address: str) -> None:
         """One connection, from dial to loss."""
         async with connect(drafter_pb2_grpc.DrafterServiceStub, address) as stub:
-            ours = self._describe()
+            ours = self._ours()
             answer = await stub.DescribeDrafter(
-                drafter_pb2.DescribeDrafterRequest(caller=ours), timeout=_DESCRIBE_SECONDS
+                drafter_pb2.DescribeDrafterRequest(caller=ours.description), timeout=_DESCRIBE_SECONDS
             )
-            check_drafter(ours, answer.drafter)
+            theirs = answer.drafter
+            check_drafter(ours, theirs)
+            projection = await self._project(stub, ours, theirs) if theirs.feature_width else None
             self._suspended.clear()
             self._changed.clear()
             while not self._outbox.empty():  # meant for an earlier connection
@@ -127,9 +153,19 @@ class DrafterLink:
             call = stub.Draft(self._requests())
             self._generation += 1
             self.connection = Connection(
-                self._generation, replica_id, answer.drafter.max_sessions, answer.drafter.max_draft_tokens
+                generation=self._generation,
+                replica_id=replica_id,
+                max_sessions=theirs.max_sessions,
+                max_draft_tokens=theirs.max_draft_tokens,
+                rows=theirs.feature_fingerprint if theirs.feature_width else "",
+                projection=projection,
+                window=theirs.window,
+                kv_tokens=theirs.kv_tokens,
+                max_rows=theirs.max_rows,
+                signals=tuple(theirs.signals),
+                supports_ratio=theirs.supports_ratio,
             )
-            _log.info("drafting with %s at %s (%s)", replica_id, address, answer.drafter.drafter_kind)
+            _log.info("drafting with %s at %s (%s)", replica_id, address, theirs.drafter_kind)
             watch = asyncio.create_task(self._until_unwanted(call.cancel))
             try:
                 async for response in alive(call, lambda: self._heartbeat_seconds, f"drafter {address}"):
@@ -140,6 +176,15 @@ class DrafterLink:
                 self.replies.put(None)
                 watch.cancel()
                 call.cancel()
+
+    async def _project(
+        self, stub: drafter_pb2_grpc.DrafterServiceStub, ours: Side, theirs: common_pb2.Description
+    ) -> ProjectionWeights:
+        """What makes the drafter's feature rows; fetched unless it is what the last one handed over."""
+        if self._projection is None or self._projection_fingerprint != theirs.feature_fingerprint:
+            self._projection = await projection_transfer.fetch(stub, theirs, ours.hidden_size)
+            self._projection_fingerprint = theirs.feature_fingerprint
+        return self._projection
 
     async def _until_unwanted(self, cancel: Callable[[], None]) -> None:
         """Cancels the call when the drafter was suspended or is no longer offered."""
@@ -163,14 +208,23 @@ class DrafterLink:
             yield request
 
 
-def check_drafter(target: common_pb2.Description, drafter: common_pb2.Description) -> None:
+def check_drafter(ours: Side, drafter: common_pb2.Description) -> None:
     """Raises ConfigError naming both values if the drafter was not made for this target."""
+    target = ours.description
     pairs = (
         ("vocabulary", drafter.vocab_size, target.vocab_size),
         ("target fingerprint", drafter.model_fingerprint, target.model_fingerprint),
     )
-    for what, theirs, ours in pairs:
-        if theirs and theirs != ours:
-            raise ConfigError(f"the drafter's {what} is {theirs}, the target's is {ours}")
-    if drafter.feature_width:
-        raise ConfigError(f"the drafter wants feature rows of width {drafter.feature_width}, this verifier makes none")
+    for what, theirs, its in pairs:
+        if theirs and theirs != its:
+            raise ConfigError(f"the drafter's {what} is {theirs}, the target's is {its}")
+    if not drafter.feature_width:
+        return
+    taps, last = list(drafter.taps), ours.num_layers - 2
+    if not taps or taps != sorted(set(taps)) or taps[0] < 0 or taps[-1] > last:
+        # The last layer is left out: its output is handed out normalised by some engines and raw by others.
+        raise ConfigError(
+            f"the drafter's taps are {taps}; layers of the target that can be tapped, in ascending order, are 0..{last}"
+        )
+    if not drafter.feature_fingerprint:
+        raise ConfigError(f"the drafter wants feature rows of width {drafter.feature_width} and names no fingerprint")

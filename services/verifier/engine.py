@@ -16,6 +16,7 @@ from services.verifier import batch, planning
 from services.verifier.acceptance import judge
 from services.verifier.allocation import Policy
 from services.verifier.drafting import Drafting
+from services.verifier.features import FeatureStore
 from services.verifier.inbox import Inbox
 from services.verifier.load import load_of
 from services.verifier.outcomes import EngineLoad, Pace, StepReport, Totals, Update, update_of
@@ -63,6 +64,7 @@ class Engine:
         self._drafting = drafting
         self._on_step = on_step
         self._pool = PagePool(limits.num_pages, limits.page_size)
+        self._features = FeatureStore(self._pool, target.dtype)
         self._caches = allocate_caches(target.arch, limits.num_pages, limits.page_size, target.dtype)
         self._kernel, self._layout = batch.attention_for(target, limits.num_pages, limits.page_size)
         self.attention = "native" if self._kernel else "torch"
@@ -150,8 +152,9 @@ class Engine:
         """One step; `updates` already holds the ends that came with the inbox."""
         start = time.perf_counter()
         self._totals.steps += 1
-        self._roster.admit(self._drafting.rows)
-        self._drafting.ask(self._totals.steps, planning.wants(self._roster, self.policy))
+        self._features.use(self._drafting.projection)
+        self._roster.admit(self._features.fingerprint)
+        self._drafting.ask(self._totals.steps, planning.wants(self._roster, self.policy), self._features)
         drafts = self._drafting.collect(self._pace.patience(self._limits.draft_deadline_seconds))
         parts = plan_step(self._roster, drafts, self._limits.max_num_batched_tokens, self._limits.prefill)
         if parts:
@@ -163,7 +166,8 @@ class Engine:
         forward, order = batch.plan([part.work for part in parts], self._layout)
         parts = [parts[i] for i in order]
         with torch.inference_mode():
-            logits = self._target.forward(forward, self._caches, self._kernel)
+            logits, tapped = self._target.forward_tapped(forward, self._caches, self._kernel, self._features.taps)
+            self._features.store(forward.cells, tapped)
             verdicts = judge(logits, [part.trial for part in parts])
         self._totals.prompt_tokens += sum(part.prompt_rows for part in parts)
         row = 0
@@ -177,12 +181,12 @@ class Engine:
     def _commit(self, part: Part, verdict: list[int], logits: Tensor, updates: list[Update]) -> None:
         request, decode_step = part.request, part.request.decoding
         if not verdict:  # a prefill chunk that does not reach the end
-            self._roster.commit(request, len(part.work.tokens), self._drafting.rows)
+            self._roster.commit(request, len(part.work.tokens), self._features.fingerprint)
             return
         before = update_of(request)
         tokens, terminal = request.append(verdict)
         # The newest token stays without KV; rejected rows, and rows past the end, are rolled back.
-        self._roster.commit(request, request.pending - 1, self._drafting.rows)
+        self._roster.commit(request, request.pending - 1, self._features.fingerprint)
         wanted = request.sampling.logprobs
         update = replace(
             before,

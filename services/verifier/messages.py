@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import numpy as np
+import torch
+
 from kadence.errors import InvalidRequestError
 from kadence.internal import common_pb2, control_pb2, drafter_pb2, verifier_pb2
 from kadence.types import Rule
 from kadence.v1 import types_pb2
+from services.runtime import tensors
 from services.verifier.allocation import Policy
+from services.verifier.draft import Draft, SparseLaw
+from services.verifier.features import RowSlice
 from services.verifier.outcomes import EngineLoad, Update
 from services.verifier.request import FinishReason, Request, Terminal
 from services.verifier.sampling import Sampling, check
 
 RULES: dict[Rule, types_pb2.Rule] = {"match": types_pb2.RULE_MATCH, "ratio": types_pb2.RULE_RATIO}
 _RULES = {number: name for name, number in RULES.items()}
+DTYPES = {torch.float32: common_pb2.DTYPE_FLOAT32, torch.bfloat16: common_pb2.DTYPE_BFLOAT16}
+"""Element types of feature rows and of what makes them, on the wire."""
+_SUM_TOLERANCE = 1e-3  # of the probabilities of one position
 _REASONS = {
     FinishReason.STOP: types_pb2.FINISH_REASON_STOP,
     FinishReason.LENGTH: types_pb2.FINISH_REASON_LENGTH,
@@ -155,20 +164,75 @@ def load_message(load: EngineLoad) -> control_pb2.Load:
     )
 
 
+def draft_from(message: drafter_pb2.Draft, vocab_size: int, signals: int) -> Draft:
+    """A draft with `signals` signals a token. Raises InvalidRequestError naming what makes no sense of it."""
+    ids = list(message.token_ids)
+    if ids and not (min(ids) >= 0 and max(ids) < vocab_size):
+        raise InvalidRequestError.of("token_ids", f"an id is outside the vocabulary of {vocab_size}")
+    law = told = None
+    if message.HasField("q"):
+        law = _law(message.q, ids, vocab_size)
+    if message.HasField("signals"):
+        told = _array(message.signals, "signals", common_pb2.DTYPE_FLOAT32)
+        if told.shape != (len(ids), signals) or not np.isfinite(told).all():
+            raise InvalidRequestError.of("signals", f"must be {len(ids)} x {signals} finite numbers")
+    return Draft(ids, law, told)
+
+
+def _law(message: drafter_pb2.SparseLaw, drafted: list[int], vocab_size: int) -> SparseLaw:
+    ids = _array(message.token_ids, "q.token_ids", common_pb2.DTYPE_INT32)
+    q = _array(message.probabilities, "q.probabilities", common_pb2.DTYPE_FLOAT32)
+    if ids.shape != q.shape or len(ids) != len(drafted):
+        raise InvalidRequestError.of("q", f"has shapes {ids.shape} and {q.shape} for {len(drafted)} tokens")
+    if not drafted:
+        return SparseLaw(ids, q)
+    if not ids.size:
+        raise InvalidRequestError.of("q", "has no candidates")
+    in_order = np.sort(ids, axis=1)
+    if in_order[:, 0].min() < 0 or in_order[:, -1].max() >= vocab_size or (in_order[:, 1:] == in_order[:, :-1]).any():
+        raise InvalidRequestError.of("q.token_ids", "an id is outside the vocabulary, or twice at one position")
+    # NaN compares false with everything, so each condition is one that must hold.
+    if not ((q >= 0).all() and (abs(q.sum(axis=1, dtype=np.float64) - 1) <= _SUM_TOLERANCE).all()):
+        raise InvalidRequestError.of("q.probabilities", "a position's are not a distribution")
+    if not ((ids == np.asarray(drafted)[:, None]) & (q > 0)).any(axis=1).all():
+        raise InvalidRequestError.of("q", "a drafted token has no probability")
+    return SparseLaw(ids, q)
+
+
+def _array(tensor: common_pb2.Tensor, field: str, dtype: common_pb2.Dtype) -> np.ndarray:
+    """[n, m] of int32 or float32."""
+    shape = tensors.check(tensor, field, rank=2)
+    if tensor.dtype != dtype:
+        raise InvalidRequestError.of(f"{field}.dtype", f"is {tensor.dtype}, expected {dtype}")
+    return np.frombuffer(tensor.data, "<i4" if dtype == common_pb2.DTYPE_INT32 else "<f4").reshape(shape)
+
+
 class DraftRequestBuilder:
     """Fills one step's message to the drafter."""
 
     def __init__(self, step: int) -> None:
         self.request = drafter_pb2.DraftRequest(step=step)
 
+    @property
+    def empty(self) -> bool:
+        """Whether it says nothing."""
+        it = self.request
+        return not (it.closes or it.opens or it.commits or it.proposes)
+
     def open(self, request: Request) -> None:
         """Begins the request's session."""
         self.request.opens.add(stamp=stamp_of(request))
 
-    def commit(self, request: Request, sent: int) -> None:
-        """Tokens from `sent` on."""
+    def commit(self, request: Request, sent: int, rows: RowSlice | None = None) -> None:
+        """Tokens from `sent` on, and feature rows."""
         message = self.request.commits.add(stamp=stamp_of(request), token_ids=request.tokens[sent:])
         message.stamp.base_length = sent
+        if rows is not None:
+            message.feature_rows.dtype = DTYPES[rows.dtype]
+            message.feature_rows.shape.extend((rows.count, rows.width))
+            message.feature_rows.data = rows.data
+            message.feature_base = rows.first
+            message.feature_fingerprint = rows.fingerprint
 
     def propose(self, request: Request, most: int) -> None:
         """Asks for at most `most` tokens."""
@@ -180,6 +244,7 @@ class DraftRequestBuilder:
                 temperature=s.temperature,
                 top_p=s.top_p,
                 top_k=s.top_k,
+                min_p=s.min_p,
                 seed=s.seed,
                 max_tokens=s.max_tokens,
                 rule=RULES[s.rule],

@@ -45,6 +45,7 @@ class VerifierMetrics:
         self._verified_k = counter("spec_decode_verified_k", "Request-steps by verified draft tokens.", "k")
         self._events = counter("drafter_events", "What went wrong with drafts.", "event")
         self._wait = counter("drafter_wait_seconds", "Time steps waited for drafts.")
+        self._feature_rows = counter("drafter_feature_rows", "Feature rows sent to the drafter.")
         self._last = Totals()
         self._last_drafting = DraftingCounters()
 
@@ -74,6 +75,7 @@ class VerifierMetrics:
         for event in ("late", "stale", "resyncs", "lost"):
             self._events.labels(event).inc(getattr(drafting, event) - getattr(self._last_drafting, event))
         self._wait.inc(drafting.wait_seconds - self._last_drafting.wait_seconds)
+        self._feature_rows.inc(drafting.rows - self._last_drafting.rows)
         self._last = now
         self._last_drafting = DraftingCounters(**vars(drafting))
 

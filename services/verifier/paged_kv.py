@@ -42,6 +42,7 @@ class PagePool:
         self.page_size = page_size
         self._free = list(range(num_pages - 1, -1, -1))
         self._holders = [0] * num_pages
+        self._rows = [""] * num_pages  # what made each page's feature rows; "" if nothing did, or not one thing alone
         self._lists: list[PageList] = []
         self._cache = PrefixCache()
 
@@ -103,16 +104,33 @@ class PagePool:
         pages.reserved = max(pages.reserved, end)
         return True
 
-    def commit(self, pages: PageList, tokens: int) -> None:
-        """The first `tokens` reserved tokens are valid; the rest is rolled back."""
+    def commit(self, pages: PageList, tokens: int, rows: str = "") -> None:
+        """The first `tokens` reserved tokens are valid, with feature rows made by `rows`; the rest is rolled back."""
         assert 0 <= tokens <= pages.reserved - pages.committed, "commit beyond the reservation"
-        pages.committed += tokens
+        end = pages.committed + tokens
+        for index in range(pages.committed // self.page_size, self.pages_for(end)):
+            page = pages.pages[index]
+            if index * self.page_size >= pages.committed:  # its first token is among these
+                self._rows[page] = rows
+            elif self._rows[page] != rows:
+                self._rows[page] = ""
+        pages.committed = end
         self.roll_back(pages)
 
-    def publish(self, pages: PageList, addresses: Sequence[bytes], rows: str = "") -> None:
-        """Lets full committed pages be found by `addresses` (see prefix.extend); `rows` made their feature rows."""
+    def rows_of(self, page: int) -> str:
+        """Fingerprint of what made the feature rows of all the page's committed tokens; "" if no one thing did."""
+        return self._rows[page]
+
+    def forget_rows(self) -> None:
+        """No page has feature rows any more."""
+        self._rows = [""] * self.num_pages
+        self._cache.forget_rows()
+
+    def publish(self, pages: PageList, addresses: Sequence[bytes]) -> None:
+        """Lets full committed pages be found by `addresses` (see prefix.extend)."""
         for index in range(pages.published, pages.committed // self.page_size):
-            replaced = self._cache.add(pages.pages[index], addresses[index], rows)
+            page = pages.pages[index]
+            replaced = self._cache.add(page, addresses[index], self._rows[page])
             if replaced is not None:
                 self._free.append(replaced)
             pages.published = index + 1

@@ -96,6 +96,10 @@ class PrefixCache:
         self._forget(page)
         return page
 
+    def forget_rows(self) -> None:
+        """No page has feature rows any more."""
+        self._rows = dict.fromkeys(self._rows, "")
+
     def addressed(self, page: int) -> bool:
         """Whether the page is full and named, so that nobody may write to it."""
         return page in self._address

@@ -120,11 +120,13 @@ class Roster:
         return count
 
     def commit(self, request: Request, tokens: int, rows: str = "") -> None:
-        """The first `tokens` reserved tokens are valid; pages that they fill can be found by others from now on."""
-        self.pool.commit(request.pages, tokens)
+        """The first `tokens` reserved tokens are valid, with feature rows made by `rows`; pages that they fill can be
+        found by others from now on.
+        """
+        self.pool.commit(request.pages, tokens, rows)
         if self.prefix_caching:
             prefix.extend(request.addresses, request.tokens, self.pool.page_size)
-            self.pool.publish(request.pages, request.addresses, rows)
+            self.pool.publish(request.pages, request.addresses)
 
     def _preempt(self, request: Request) -> None:
         """Back to the head of the queue without pages; its tokens stay, their KV is computed or found again later."""

@@ -20,7 +20,7 @@ from services.runtime.metrics import Metrics
 from services.runtime.server import MAX_MESSAGE_BYTES, GrpcServer
 from services.verifier import messages
 from services.verifier.config import VerifierConfig
-from services.verifier.drafter_link import DrafterLink
+from services.verifier.drafter_link import DrafterLink, Side
 from services.verifier.drafting import Drafting
 from services.verifier.engine import Engine, Limits
 from services.verifier.metrics import VerifierMetrics
@@ -54,9 +54,10 @@ class VerifierService:
         config = self._config
         self._loop = asyncio.get_running_loop()
         folder = resolve(config.model.path)
-        self._link = DrafterLink(lambda: self._description, config.heartbeat_seconds)
+        self._link = DrafterLink(lambda: self._side, config.heartbeat_seconds)
         target = await asyncio.to_thread(threads.in_passing, lambda: self._build(folder))
         self._description = self._describe(config.model.name or folder.name, target)
+        self._side = Side(self._description, target.arch.num_layers, target.arch.hidden_size)
         self._servicer = VerifierServicer(
             self._engine, self._description, config.heartbeat_seconds, config.grace_seconds
         )

@@ -19,7 +19,7 @@ from services.drafter.service import DrafterService
 from services.runtime import config as runtime_config
 from services.runtime.heartbeat import beat
 from services.runtime.inproc import InprocServer
-from services.verifier.drafter_link import check_drafter
+from services.verifier.drafter_link import Side, check_drafter
 from services.verifier.target import Target
 from tests.contract.fake_scheduler import Answer, FakeScheduler, serving, until
 from tests.support.decoding import Client, Verifier, client, running
@@ -255,7 +255,7 @@ async def test_wrong_drafts_in_time_cost_nothing_but_rows(tiny_llama: TinyLlama,
     [
         ({"vocab_size": 331}, "the drafter's vocabulary is 331, the target's is 330"),
         ({"model_fingerprint": "abc"}, "the drafter's target fingerprint is abc, the target's is "),
-        ({"feature_width": 64}, "the drafter wants feature rows of width 64"),
+        ({"feature_width": 64}, "the drafter's taps are"),
     ],
 )
 async def test_drafter_of_another_target_is_never_asked(
@@ -271,10 +271,25 @@ async def test_drafter_of_another_target_is_never_asked(
 
 def test_handshake_accepts_what_fits() -> None:
     target = common_pb2.Description(vocab_size=330, model_fingerprint="abc")
+    side = Side(target, num_layers=4, hidden_size=64)
     for drafter in (common_pb2.Description(), target, common_pb2.Description(vocab_size=330)):
-        check_drafter(target, drafter)
+        check_drafter(side, drafter)
     with pytest.raises(ConfigError, match="vocabulary is 1, the target's is 330"):
-        check_drafter(target, common_pb2.Description(vocab_size=1))
+        check_drafter(side, common_pb2.Description(vocab_size=1))
+    with pytest.raises(ConfigError, match="fingerprint is abd, the target's is abc"):
+        check_drafter(side, common_pb2.Description(model_fingerprint="abd"))
+
+
+@pytest.mark.parametrize("taps", [[], [3], [0, 3], [2, 0], [1, 1], [-1, 0], [0, 99]])
+def test_handshake_refuses_taps_that_the_target_does_not_have(taps: list[int]) -> None:
+    side = Side(common_pb2.Description(), num_layers=4, hidden_size=64)
+    drafter = common_pb2.Description(feature_width=64, feature_fingerprint="f", taps=[0, 1, 2])
+    check_drafter(side, drafter)
+    del drafter.taps[:]
+    drafter.taps.extend(taps)
+    with pytest.raises(ConfigError) as error:
+        check_drafter(side, drafter)
+    assert str(taps) in str(error.value) and "0..2" in str(error.value)
 
 
 async def test_drafter_no_longer_offered_is_left(tiny_llama: TinyLlama, truth: list[int]) -> None:

@@ -43,13 +43,13 @@ class Verifier:
     def throttle(self, seconds: float) -> None:
         """Makes every step take at least so long, so that tests can act between steps."""
         target = self.service._engine._target
-        forward = type(target).forward
+        forward = type(target).forward_tapped
 
         def slow(*args: Any) -> Any:
             time.sleep(seconds)
             return forward(target, *args)
 
-        target.forward = slow  # type: ignore[method-assign]
+        target.forward_tapped = slow  # type: ignore[method-assign]
 
     async def metric(self, name: str) -> float:
         """The value of a sample by its full name, such as kadence_kv_pages{state="used"}."""

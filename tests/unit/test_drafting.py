@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 
 from kadence.internal import common_pb2
 from kadence.internal import drafter_pb2 as pb
 from services.verifier.draft import Draft
 from services.verifier.drafting import Drafting
+from services.verifier.features import FeatureStore
+from services.verifier.paged_kv import PagePool
 from services.verifier.request import Request
 from tests.support.engine_harness import request
 from tests.support.scripted_drafter import ScriptedDrafter
@@ -36,6 +38,7 @@ class Scene:
     def __init__(self, drafter: ScriptedDrafter | None = None, **limits: Any) -> None:
         self.drafter = drafter or ScriptedDrafter(lambda name, tokens, most: [len(tokens)] * most, **limits)
         self.drafting = Drafting(self.drafter, VOCAB)  # type: ignore[arg-type]
+        self.features = FeatureStore(PagePool(64, 4), torch.float32)
         self.step = 0
 
     def talk(self, *wants: tuple[Request, int], deadline: float = 1.0) -> dict[str, list[int]]:
@@ -44,21 +47,11 @@ class Scene:
 
     def ask(self, *wants: tuple[Request, int]) -> None:
         self.step += 1
-        self.drafting.ask(self.step, list(wants))
+        self.drafting.ask(self.step, list(wants), self.features)
 
     @property
     def last(self) -> pb.DraftRequest:
         return self.drafter.requests[-1]
-
-
-def test_rows_are_those_of_the_drafter_connected() -> None:
-    scene = Scene()
-    assert scene.drafting.rows == ""
-    assert scene.drafter.connection is not None
-    scene.drafter.connection = replace(scene.drafter.connection, rows="fingerprint")
-    assert scene.drafting.rows == "fingerprint"
-    scene.drafter.lose()
-    assert scene.drafting.rows == ""
 
 
 def test_tells_each_token_once() -> None:

@@ -116,7 +116,7 @@ def test_a_newer_attempt_finds_room_in_a_full_queue(target: Target) -> None:
 
 def test_a_failed_step_fails_its_requests_and_no_others(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
     """An exception of the target is no end of the engine: what comes next is served."""
-    forward, calls = target.forward, []
+    forward, calls = target.forward_tapped, []
 
     def fail_fourth(*args: object) -> object:
         calls.append(args)
@@ -124,7 +124,7 @@ def test_a_failed_step_fails_its_requests_and_no_others(target: Target, monkeypa
             raise RuntimeError("out of luck")
         return forward(*args)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(target, "forward", fail_fourth)
+    monkeypatch.setattr(target, "forward_tapped", fail_fourth)
     harness = Acting(target, "a", 3, lambda: None, max_num_seqs=2)
     answers = harness.run([request(name, PROMPT, 9) for name in "abc"])
     for name in "abc":
@@ -134,14 +134,14 @@ def test_a_failed_step_fails_its_requests_and_no_others(target: Target, monkeypa
 
 
 def test_serves_on_after_a_failed_step(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
-    forward = target.forward
+    forward = target.forward_tapped
     wanted = Harness(target).run([request("b", PROMPT, 9)])["b"].tokens
-    monkeypatch.setattr(target, "forward", lambda *_: 1 / 0)
+    monkeypatch.setattr(target, "forward_tapped", lambda *_: 1 / 0)
     harness = Harness(target)
 
     def mend(report: StepReport) -> None:
         if report.updates[0].terminal and report.updates[0].request_id == "a":
-            monkeypatch.setattr(target, "forward", forward)
+            monkeypatch.setattr(target, "forward_tapped", forward)
             harness.engine.submit(request("b", PROMPT, 9))
 
     harness._on_step = mend

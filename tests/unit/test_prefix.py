@@ -24,8 +24,8 @@ def filled(pool: PagePool, tokens: list[int], rows: str = "") -> PageList:
     pages = pool.open()
     pool.adopt(pages, pool.find(addresses(tokens), rows))
     assert pool.reserve(pages, len(tokens) - pages.committed)
-    pool.commit(pages, len(tokens) - pages.committed)
-    pool.publish(pages, addresses(tokens), rows)
+    pool.commit(pages, len(tokens) - pages.committed, rows)
+    pool.publish(pages, addresses(tokens))
     pool.check()
     return pages
 
@@ -174,7 +174,7 @@ class World:
         self.rng, self.size = rng, page_size
         self.pool = PagePool(num_pages, page_size)
         self.kv: list[list[tuple[int, ...]]] = [[()] * page_size for _ in range(num_pages)]
-        self.rows = [""] * num_pages
+        self.made = [[""] * page_size for _ in range(num_pages)]  # by slot, what made its feature row
         self.fingerprint = ""
         stems = [[rng.randrange(3) for _ in range(6 * page_size)] for _ in range(3)]
         self.texts = [stem[: rng.randrange(len(stem))] + [rng.randrange(9)] * rng.randint(1, 9) for stem in stems * 5]
@@ -186,7 +186,7 @@ class World:
         found = self.pool.find(life.names[: (len(life.text) - 1) // self.size], life.rows)
         for index, page in enumerate(found):
             assert self.kv[page][-1] == tuple(life.text[: (index + 1) * self.size])
-            assert not life.rows or self.rows[page] == life.rows
+            assert not life.rows or self.made[page] == [life.rows] * self.size
         self.pool.adopt(life.pages, found)
         self.lives.append(life)
 
@@ -202,10 +202,9 @@ class World:
         for at in range(start, start + count):
             right = tuple(life.text[: at + 1])
             self.kv[life.pages.pages[at // self.size]][at % self.size] = right if at < start + accepted else (-1,)
-        self.pool.commit(life.pages, accepted)
-        for index in range(life.pages.published, life.pages.committed // self.size):
-            self.rows[life.pages.pages[index]] = self.fingerprint
-        self.pool.publish(life.pages, life.names, self.fingerprint)
+            self.made[life.pages.pages[at // self.size]][at % self.size] = self.fingerprint
+        self.pool.commit(life.pages, accepted, self.fingerprint)
+        self.pool.publish(life.pages, life.names)
 
     def check(self) -> None:
         self.pool.check()

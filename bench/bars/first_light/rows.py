@@ -23,6 +23,7 @@ from services.verifier.allocation import Policy
 from services.verifier.draft import Draft
 from services.verifier.drafting import Drafting
 from services.verifier.engine import Engine, Limits
+from services.verifier.features import FeatureStore
 from services.verifier.outcomes import StepReport
 from services.verifier.request import Request, Sampling
 from services.verifier.target import Target
@@ -38,13 +39,13 @@ LIMITS = {1: 1.5, 16: 3.2}
 class EveryOtherStep(Drafting):
     """In the place of a drafter: drafts for all who ask, in every other step, without delay."""
 
-    rows = ""  # it reads no feature rows
+    projection = None  # it reads no feature rows
 
     def __init__(self) -> None:
         self._wants: list[tuple[Request, int]] = []
         self._turn = False
 
-    def ask(self, step: int, wants: list[tuple[Request, int]]) -> None:
+    def ask(self, step: int, wants: list[tuple[Request, int]], features: FeatureStore) -> None:
         self._wants, self._turn = wants, not self._turn
 
     def collect(self, patience: float) -> dict[str, Draft]:
