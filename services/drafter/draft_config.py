@@ -29,7 +29,8 @@ DSPARK = ("Qwen3DSparkModel", "DSparkDraftModel")
 
 # Keys that change what is computed -> the values under which they do not.
 _OFF: dict[str, tuple[Any, ...]] = {
-    "model_type": ("qwen3",),
+    # speculators copies the target's name into that of layers which are all the same; tensors tell if they are not
+    "model_type": ("qwen3", "llama", "speculator_model"),
     "hidden_act": ("silu",),
     "quantization_config": (),
     "attention_sink_bias": (False, 0),
@@ -134,6 +135,8 @@ class DraftConfig:
         kinds = self.get("layer_types")
         if kinds is None:  # as transformers reads files without
             first = self.get("max_window_layers", default=28) if self.flag("use_sliding_window") else layers
+            if not isinstance(first, int):
+                raise self.error("max_window_layers", first, "an integer")
             kinds = [_KINDS[i >= first] for i in range(layers)]
         if not isinstance(kinds, list) or any(kind not in _KINDS for kind in kinds) or len(kinds) != layers:
             raise self.error("layer_types", kinds, f"{layers} times {' or '.join(_KINDS)}")
@@ -145,8 +148,9 @@ class DraftConfig:
         """Per layer the keys a query sees to its left, itself counted; 0 for full attention."""
         if _KINDS[1] not in kinds:
             return (0,) * len(kinds)
-        if not (self.flag("use_sliding_window") or self.flag("use_swa")):
-            raise self.error("use_sliding_window", self.get("use_sliding_window"), "true for sliding_attention layers")
+        names = ("use_sliding_window", "use_swa")
+        if not self.flag(*names):  # transformers drops the window then
+            raise self.error(self._name(*names), self.get(*names), "true for sliding_attention layers")
         window = self.size("sliding_window", "swa_window_size")
         return tuple(window if kind == _KINDS[1] else 0 for kind in kinds)
 
@@ -171,13 +175,20 @@ class DraftConfig:
     def rope(self, kinds: list[str]) -> RopeParameters:
         """The rotary embedding; one per kind of layer only if those in use are equal."""
         place = self._places.get("transformer_layer_config.", self._places[""])
-        nested = place.get("rope_parameters")
-        if not isinstance(nested, dict) or not any(kind in nested for kind in _KINDS):
-            return read_rope(place, self.path)
-        used = [nested.get(kind) for kind in sorted(set(kinds))]
-        if any(not isinstance(rope, dict) or rope != used[0] for rope in used):
-            raise self.error("rope_parameters", nested, "the same for all layers")
-        return read_rope({**place, "rope_parameters": used[0]}, self.path)
+        rope = place.get("rope_parameters")
+        if isinstance(rope, dict):
+            if any(kind in rope for kind in _KINDS):
+                used = [rope.get(kind) for kind in sorted(set(kinds))]
+                if any(one != used[0] for one in used):
+                    raise self.error("rope_parameters", rope, "the same for all layers")
+                rope = used[0]
+                place = {**place, "rope_parameters": rope}
+            old = {"rope_theta": place.get("rope_theta"), **(place.get("rope_scaling") or {})}
+            for key in ("rope_theta", "rope_type", "factor"):
+                one, other = old.get(key), (rope or {}).get(key)
+                if one is not None and other is not None and one != other:
+                    raise CheckpointError(f"{self.path}: {key} is {one!r}, but in rope_parameters it is {other!r}")
+        return read_rope(place, self.path)
 
     def _found(self, *spellings: str) -> list[tuple[str, Any]]:
         places = self._places.items()
@@ -197,8 +208,8 @@ class DraftConfig:
 
     def _refuse(self) -> None:
         """Raises CheckpointError for what would be computed wrongly."""
-        projectors = ("dflash", "dflash2", "dspark") if self.architecture in DSPARK else ("dflash", "dflash2")
-        off = {**_OFF, "projector_type": projectors, "draft_vocab_size": (self.get("vocab_size"),)}
+        projector = "dspark" if self.architecture in DSPARK else "dflash"
+        off = {**_OFF, "projector_type": (projector,), "draft_vocab_size": (self.get("vocab_size"),)}
         for key, harmless in off.items():
             for place, value in self._found(key):
                 if value not in harmless:

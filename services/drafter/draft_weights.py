@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import pickle
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -87,7 +88,7 @@ def load_draft(folder: Path, arch: DraftArch, dtype: torch.dtype) -> DraftWeight
     vocab, h = arch.vocab_size, arch.hidden_size
     with Checkpoint(folder) as checkpoint:
         tensors = _Published(checkpoint, arch)
-        weights = build_draft(tensors, arch, dtype, _projection(tensors, arch, None))
+        weights = build_draft(tensors, arch, dtype, _projection(partial(tensors.take, dtype=None), arch))
         embedding = tensors.optional("embed_tokens.weight", (vocab, h), dtype)
         if embedding is None and arch.own_embedding:
             raise CheckpointError(f"{folder}: tensor embed_tokens.weight is missing, but has_embed_tokens is true")
@@ -102,16 +103,7 @@ def load_draft(folder: Path, arch: DraftArch, dtype: torch.dtype) -> DraftWeight
         raise CheckpointError(f"{folder}: the mask embedding has {mask.numel()} values, expected hidden_size, {h}")
     if mask is None and arch.mask_token_id is None:
         raise CheckpointError(f"{folder / 'config.json'}: mask_token_id is missing, and there is no {MASK_FILE}")
-    return DraftWeights(
-        arch=arch,
-        layers=weights.layers,
-        norm=weights.norm,
-        selector=weights.selector,
-        projection=weights.projection,
-        embedding=embedding,
-        head=head,
-        mask_embedding=None if mask is None else mask.view(h),
-    )
+    return replace(weights, embedding=embedding, head=head, mask_embedding=None if mask is None else mask.view(h))
 
 
 def build_draft(
@@ -133,7 +125,7 @@ def build_draft(
         layers=layers,
         norm=RMSNorm(source.take("norm.weight", (h,), dtype), arch.rms_norm_eps),
         selector=selector,
-        projection=projection or _projection(source, arch, dtype),
+        projection=projection or _projection(partial(source.take, dtype=dtype), arch),
     )
 
 
@@ -153,13 +145,12 @@ class _Published:
 
     def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None) -> Tensor:
         """See Checkpoint.take; q, k and v may be one tensor."""
-        part = next((part for part in self._rows if f".{part}." in name), None)
-        fused = name.replace(f".{part}.", ".qkv_proj.")
-        if part is None or name in self._stored or fused not in self._stored:
-            return self._checkpoint.take(self._stored.get(name, name), shape, dtype)
-        begin, end = self._rows[part]
-        whole = self._checkpoint.take(self._stored[fused], (self._rows["v_proj"][1], *shape[1:]), dtype)
-        return whole[begin:end]
+        for part, (begin, end) in self._rows.items():
+            fused = name.replace(f".{part}.", ".qkv_proj.")
+            if fused != name and name not in self._stored and fused in self._stored:
+                whole = (self._rows["v_proj"][1], *shape[1:])
+                return self._checkpoint.take(self._stored[fused], whole, dtype)[begin:end]
+        return self._checkpoint.take(self._stored.get(name, name), shape, dtype)
 
     def optional(self, name: str, shape: tuple[int, ...] | None, dtype: torch.dtype) -> Tensor | None:
         """The tensor if the file has it; of any shape if `shape` is None."""
@@ -175,12 +166,10 @@ def _plain(name: str) -> str:
     return bare if bare.endswith("_codebook") or bare == "mask_embedding" else name
 
 
-def _projection(source: Source | _Published, a: DraftArch, dtype: torch.dtype | None) -> ProjectionWeights:
-    """The weights that make feature rows; as stored if `dtype` is None."""
-    width = len(a.taps) * a.target_hidden_size
-    fc = source.take("fc.weight", (a.hidden_size, width), dtype)  # type: ignore[arg-type]
-    norm = source.take("hidden_norm.weight", (a.hidden_size,), dtype)  # type: ignore[arg-type]
-    return ProjectionWeights(taps=a.taps, fc=fc, norm=norm, eps=a.rms_norm_eps)
+def _projection(take: Callable[[str, tuple[int, ...]], Tensor], a: DraftArch) -> ProjectionWeights:
+    """The weights that make feature rows."""
+    fc = take("fc.weight", (a.hidden_size, len(a.taps) * a.target_hidden_size))
+    return ProjectionWeights(taps=a.taps, fc=fc, norm=take("hidden_norm.weight", (a.hidden_size,)), eps=a.rms_norm_eps)
 
 
 def _load_layer(source: Source, a: DraftArch, prefix: str, dtype: torch.dtype) -> DraftLayer:
@@ -233,8 +222,8 @@ def _read_mask(path: Path) -> Tensor:
     """The tensor in a file of torch.save, alone or as the only one of an object. Runs no code of the file."""
     try:
         saved = torch.load(path, map_location="cpu", weights_only=True)
-    except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
-        raise CheckpointError(f"{path}: not readable ({str(error).splitlines()[0]})") from None
+    except Exception as error:  # what a damaged file makes of torch's reader is of any type
+        raise CheckpointError(f"{path}: damaged, or more than tensors ({type(error).__name__})") from None
     found = [v for v in saved.values() if isinstance(v, Tensor)] if isinstance(saved, dict) else [saved]
     if len(found) != 1 or not isinstance(found[0], Tensor) or not found[0].is_floating_point():
         raise CheckpointError(f"{path}: expected one floating point tensor, alone or in an object")

@@ -184,3 +184,17 @@ def test_values_are_those_of_the_file(folder: Path) -> None:
     with Checkpoint(folder) as checkpoint:
         assert torch.equal(checkpoint.take(DOWN, (64, 96), torch.float32), wanted)
         assert torch.equal(checkpoint.take(DOWN, (64, 96), torch.bfloat16), wanted.bfloat16())
+
+
+def test_fingerprint_knows_no_order(folder: Path) -> None:
+    """Nor does it matter whether tensors are kept."""
+    shapes = {name: tuple(tensor.shape) for name, tensor in load_file(folder / "model.safetensors").items()}
+    seen = {Target(folder, "float32").fingerprint}
+    for names in (sorted(shapes), sorted(shapes, reverse=True), [DOWN], []):
+        with Checkpoint(folder) as checkpoint:
+            for name in names:
+                checkpoint.take(name, shapes[name], torch.float32)
+            seen.add(checkpoint.fingerprint())
+    assert len(seen) == 1
+    with Checkpoint(folder) as checkpoint:
+        assert checkpoint.fingerprint(ignore=[DOWN]) not in seen
