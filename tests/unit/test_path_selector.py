@@ -50,6 +50,15 @@ ARCH = DraftArch(
     selector_top_k=16,
 )
 GREEDY = DraftLaw(0.0, 0, 1.0, 0.0, None, 3)
+FILTERS = [
+    (1.0, 0, 1.0, 0.0),
+    (0.7, 3, 1.0, 0.0),
+    (1.3, 0, 0.6, 0.0),
+    (1.0, 0, 1.0, 0.2),
+    (1.1, 6, 0.7, 0.05),
+    (2.0, 1, 1.0, 0.0),
+]
+"""Temperature, top-k, top-p, min-p."""
 
 
 @dataclass
@@ -120,10 +129,11 @@ def test_greedy_takes_the_best_after_the_token_chosen_before(edges: bool) -> Non
         assert [token for draft in drafts for token in draft.token_ids] != plain, "the edges decide nothing here"
 
 
-@pytest.mark.parametrize("temperature", [1.0, 0.4])
-def test_sampled_tokens_and_their_law(temperature: float) -> None:
+@pytest.mark.parametrize("filters", [(0.4, 0, 1.0, 0.0), *FILTERS])
+def test_sampled_tokens_and_their_law(filters: tuple[float, int, float, float]) -> None:
+    """The filters see what the edges made of the candidates' scores."""
     world = World()
-    drafts = world.selector().propose(world.hidden, world.anchors, [law(temperature, seed=i) for i in range(4)])
+    drafts = world.selector().propose(world.hidden, world.anchors, [law(*filters, seed=i) for i in range(4)])
     for i, draft in enumerate(drafts):
         assert draft.q is not None and draft.q_ids is not None
         assert draft.q.dtype == np.float32 and draft.q_ids.dtype == np.int32
@@ -131,10 +141,13 @@ def test_sampled_tokens_and_their_law(temperature: float) -> None:
         for k in range(3):
             unary, scores = world.scores(i, k, before)
             ids = best(unary, 16)
-            q = softmax(scores[ids] / temperature)
+            scaled = (scores[ids] - scores[ids].max()) / filters[0]
+            kept = probs.keep(torch.from_numpy(scaled), *filters[1:]).tolist()
+            q = np.zeros(16)
+            q[kept] = softmax(scaled[kept])
             assert draft.q_ids[k].tolist() == ids.tolist()
             np.testing.assert_allclose(draft.q[k], q, atol=1e-6)
-            before = int(ids[(np.log(q) + noise.gumbel(i, 10 + k, ids)).argmax()])
+            before = int(ids[kept][(np.log(q[kept]) + noise.gumbel(i, 10 + k, ids[kept])).argmax()])
             assert draft.token_ids[k] == before
 
 
@@ -162,16 +175,6 @@ def test_paths_have_the_frequencies_of_the_product_of_q() -> None:
     assert chi_square_p(walked, unary) < 1e-6, "the walk would pass for one without edges"
     sums = np.stack([draft.q for draft in drafts if draft.q is not None]).sum(axis=-1)
     np.testing.assert_allclose(sums, 1, atol=1e-6)
-
-
-FILTERS = [
-    (1.0, 0, 1.0, 0.0),
-    (0.7, 3, 1.0, 0.0),
-    (1.3, 0, 0.6, 0.0),
-    (1.0, 0, 1.0, 0.2),
-    (1.1, 6, 0.7, 0.05),
-    (2.0, 1, 1.0, 0.0),
-]
 
 
 @pytest.mark.parametrize("filters", FILTERS)
