@@ -62,14 +62,18 @@ class ScriptedDrafter:
             return
         response = pb.DraftResponse(step=request.step)
         for wish in request.proposes:
-            session = self.sessions.get(wish.stamp.request_id)
-            if session is None or len(session) != wish.stamp.base_length:
-                response.resyncs.add(stamp=wish.stamp, have=len(session or []))
+            session, have = self.sessions.get(wish.stamp.request_id), self.have(wish.stamp.request_id)
+            if session is None or have != wish.stamp.base_length:
+                response.resyncs.add(stamp=wish.stamp, have=have)
                 continue
             assert self.attempts[wish.stamp.request_id] == wish.stamp.attempt and wish.max_tokens >= 1
             draft = self.propose(wish.stamp.request_id, list(session), wish.max_tokens)
             response.drafts.add(stamp=wish.stamp, token_ids=draft)
         self.answer(response)
+
+    def have(self, name: str) -> int:
+        """Tokens of a session that are held."""
+        return len(self.sessions.get(name, []))
 
     def answer(self, response: pb.DraftResponse) -> None:
         """Delivers; tests override it to be late, wrong or silent."""
