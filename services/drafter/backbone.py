@@ -76,13 +76,27 @@ class Backbone:
         assert list(positions) == [self._kv.length(key) for key in keys], "a session's rows do not reach its anchor"
         assert max(positions) < self._arch.max_position, f"an anchor beyond position {self._arch.max_position}"
         try:
-            batch = self._plan_block(keys, anchors, slots)
+            batch = self.plan_block(keys, anchors, slots)
             hidden = self.run_block(batch).view(len(keys), slots, -1)
         finally:
             self._kv.crop(keys)
         if batch.order == sorted(batch.order):
             return hidden
         return hidden[torch.from_numpy(np.argsort(batch.order)).to(hidden.device)]
+
+    def plan_block(self, keys: Sequence[int], anchors: Sequence[int], slots: int) -> BlockBatch:
+        """One round's batch; its cells are reserved, and are to be cropped by whoever asked."""
+        spans, layout = self._kv.reserve(keys, slots), self._kv.layout
+        attention = {view: plan_attention(spans, layout, *view) for view in dict.fromkeys(self._views)}
+        order = next(iter(attention.values())).order
+        ids = np.full((len(keys), slots), self._arch.mask_token_id or 0, dtype=np.int64)
+        ids[:, 0] = [anchors[i] for i in order]
+        ordered = [spans[i] for i in order]
+        positions = torch.from_numpy(_positions(ordered))
+        self._reach(int(positions.max()))
+        tensors = torch.from_numpy(ids.reshape(-1)), positions, cache_cells(ordered, layout)
+        ids_, positions, cells, plans = moved((*tensors, list(attention.values())), self._embedding.device)
+        return BlockBatch(slots, ids_, positions, cells, dict(zip(attention, plans, strict=True)), order)
 
     @torch.inference_mode()
     def run_context(self, batch: ContextBatch) -> None:
@@ -162,19 +176,6 @@ class Backbone:
         positions = torch.from_numpy(_positions(spans))
         self._reach(int(positions.max()))
         return moved(ContextBatch(rows, positions, cache_cells(spans, self._kv.layout)), self._embedding.device)
-
-    def _plan_block(self, keys: Sequence[int], anchors: Sequence[int], slots: int) -> BlockBatch:
-        spans, layout = self._kv.reserve(keys, slots), self._kv.layout
-        attention = {view: plan_attention(spans, layout, *view) for view in dict.fromkeys(self._views)}
-        order = next(iter(attention.values())).order
-        ids = np.full((len(keys), slots), self._arch.mask_token_id or 0, dtype=np.int64)
-        ids[:, 0] = [anchors[i] for i in order]
-        ordered = [spans[i] for i in order]
-        positions = torch.from_numpy(_positions(ordered))
-        self._reach(int(positions.max()))
-        tensors = torch.from_numpy(ids.reshape(-1)), positions, cache_cells(ordered, layout)
-        ids_, positions, cells, plans = moved((*tensors, list(attention.values())), self._embedding.device)
-        return BlockBatch(slots, ids_, positions, cells, dict(zip(attention, plans, strict=True)), order)
 
     def _reach(self, position: int) -> None:
         """Makes the rotary table long enough for a position."""
