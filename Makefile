@@ -12,6 +12,7 @@ REFERENCE := dflash==0.1.0
 OUT ?= .
 ONLY ?=
 PROMPTS ?= bench/prompts
+DRAFTER ?=
 
 READY := $(VENV)/.ready
 PROTO_READY := $(PROTO_VENV)/.ready
@@ -26,7 +27,7 @@ help:
 	@echo "make test        the whole test suite"
 	@echo "make check       ruff, mypy, and buf where npx is installed"
 	@echo "make proto       regenerate the gRPC stubs"
-	@echo "make bars        measurements against their bars; ONLY=group, PROMPTS=folder"
+	@echo "make bars        measurements against their bars; ONLY=group, PROMPTS=folder, DRAFTER=folder"
 	@echo "make clean       remove both virtual environments and all caches"
 
 env: $(READY)
@@ -64,7 +65,7 @@ lint-proto:
 	@npx --yes @bufbuild/buf@1.75.0 lint protos && echo "buf: no findings"
 
 bars: $(READY)
-	@$(RUN) -m bench.bars $(if $(ONLY),--only $(ONLY)) --prompts $(PROMPTS)
+	@$(RUN) -m bench.bars $(if $(ONLY),--only $(ONLY)) --prompts $(PROMPTS) $(if $(DRAFTER),--drafter $(DRAFTER))
 
 clean:
 	rm -rf $(VENV) $(PROTO_VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from bench import machine, tasks
+from bench import drafter, machine, tasks
 from bench.bars import groups, report, runner
 from bench.bars.bar import Bar
 from bench.bars.bench import Bench
@@ -27,6 +28,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         chosen = groups.capabilities(arguments.only)
         prompts = tasks.Prompts.read(arguments.prompts)
+        checkpoint = drafter.found(arguments.drafter)
     except KadenceError as error:
         print(f"kadence: {error}", file=sys.stderr)
         return 2
@@ -34,6 +36,7 @@ def main(argv: list[str] | None = None) -> int:
         "begun": datetime.now(UTC).isoformat(timespec="seconds"),
         "quick": arguments.quick,
         "prompts": {task: len(texts) for task, texts in prompts.by_task.items()},
+        "drafter": checkpoint,
         "machine": machine.facts(),
         "seconds": {},
         "busy_cores": {},
@@ -42,7 +45,7 @@ def main(argv: list[str] | None = None) -> int:
     print(f"{len(chosen)} capabilities, about {about:.0f} minutes, at most {MINUTES}", file=sys.stderr, flush=True)
     bars: list[tuple[str, Bar]] = []
     try:
-        _measure_all(chosen, prompts, arguments.quick, run, bars)
+        _measure_all(chosen, Bench("", prompts, arguments.quick, time.monotonic(), checkpoint), run, bars)
     except KeyboardInterrupt:
         print("kadence: stopped", file=sys.stderr)
         return 130
@@ -56,20 +59,15 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _measure_all(
-    chosen: list[groups.Capability],
-    prompts: tasks.Prompts,
-    quick: bool,
-    run: dict[str, Any],
-    bars: list[tuple[str, Bar]],
+    chosen: list[groups.Capability], given: Bench, run: dict[str, Any], bars: list[tuple[str, Bar]]
 ) -> None:
-    begun = time.monotonic()
     for capability in chosen:
         start = time.monotonic()
-        bench = Bench(capability.name, prompts, quick, begun)
+        bench = replace(given, name=capability.name)
         run["busy_cores"][capability.name] = busy = round(machine.busy(), 2)
         if busy > _BUSY:
             bench.say(f"others use {busy} cores of this machine: what is measured now is not worth much")
-        for bar in runner.measure(capability, bench, begun + MINUTES * 60):
+        for bar in runner.measure(capability, bench, given.begun + MINUTES * 60):
             bars.append((capability.name, bar))
             print(bar.line(f"{capability.name}/"), flush=True)
         run["seconds"][capability.name] = round(time.monotonic() - start, 1)
@@ -80,6 +78,7 @@ def _parser() -> argparse.ArgumentParser:
     known = ", ".join(groups.groups())
     parser.add_argument("--only", metavar="NAME", default="", help=f"a group ({known}) or group/capability; else all")
     parser.add_argument("--prompts", metavar="DIR", type=Path, default=tasks.OURS, help="folder of .jsonl prompts")
+    parser.add_argument("--drafter", metavar="DIR", type=Path, help=f"the drafter's checkpoint; else {drafter.OURS}")
     parser.add_argument("--out", metavar="FILE", type=Path, help="where to write the JSON; bench/results/local without")
     parser.add_argument("--quick", action="store_true", help="few samples, to see that everything works")
     return parser

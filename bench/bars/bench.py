@@ -5,8 +5,10 @@ from __future__ import annotations
 import sys
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
 from bench.tasks import Prompts
+from kadence.errors import ConfigError
 
 
 @dataclass(frozen=True)
@@ -20,6 +22,14 @@ class Bench:
     """A try-out: much fewer samples, numbers that mean nothing."""
     begun: float
     """time.monotonic() at the start of the run."""
+    drafter: Path | None = None
+    """Folder of the drafter's checkpoint."""
+
+    def checkpoint(self) -> Path:
+        """The drafter's checkpoint. Raises ConfigError if there is none."""
+        if self.drafter is None:
+            raise ConfigError("no drafter to measure: --drafter FOLDER names a checkpoint")
+        return self.drafter
 
     def say(self, text: str) -> None:
         """A progress line."""
