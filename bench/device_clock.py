@@ -19,6 +19,8 @@ class Clock:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self._cuda = device.type == "cuda"
+        if self._cuda:
+            torch.cuda.init()  # statistics of memory are refused before
 
     def wait(self) -> None:
         """Until all work that was given to the device is done."""

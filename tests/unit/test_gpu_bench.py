@@ -16,6 +16,7 @@ from bench import gpu, gpu_parts
 from bench.cycle import Cycle, Models
 from bench.device_clock import Clock
 from bench.random_models import SHAPES, tiny
+from services.verifier.draft import Draft
 from tests.shape.source_tree import ROOT
 from tests.support.mock_device import MockCuda
 
@@ -31,13 +32,24 @@ def continue_texts(device: torch.device, k: int, steps: int, dtype: torch.dtype 
 
 
 def test_the_cycle_is_lossless() -> None:
-    """Greedy texts with drafts go on as those without."""
-    plain = continue_texts(CPU, 0, 12)
-    for drafted in zip(continue_texts(CPU, 7, 5), continue_texts(CPU, 3, 5), strict=True):
-        text = plain.pop(0)
-        for tokens in drafted:
-            assert len(tokens) >= 6
-            assert tokens[:13] == text[: len(tokens)]
+    """Whatever part of a draft is right, texts go on as they do without drafts."""
+    torch.manual_seed(0)
+    models = Models(tiny(), 3, 12, CPU)
+    plain = Cycle(models, 3, 0)
+    for _ in range(60):
+        assert plain.step() == 3
+    plain.close()
+    drafting = Cycle(models, 3, 7)
+    for step in range(6):
+        rights, drafts = [(5 * i + 3 * step) % 8 for i in range(3)], []
+        for draft, text, right, truth in zip(drafting.draft(), drafting.texts, rights, plain.texts, strict=True):
+            assert len(draft) == 7
+            coming = truth.tokens[len(text.tokens) :][:7]
+            drafts.append(Draft([*coming[:right], *((token + 1) % 640 for token in coming[right:])]))
+        drafting.verify(drafts)
+        assert drafting.accept(drafts) == sum(rights) + 3
+    for text, truth in zip(drafting.texts, plain.texts, strict=True):
+        assert len(text.tokens) > 20 and text.tokens == truth.tokens[: len(text.tokens)]
 
 
 def test_the_cycle_runs_on_another_device() -> None:
@@ -46,6 +58,31 @@ def test_the_cycle_runs_on_another_device() -> None:
         there = continue_texts(torch.device("cuda"), 7, 5)
         continue_texts(torch.device("cuda"), 7, 2, torch.bfloat16)
     assert there == continue_texts(CPU, 7, 5)
+
+
+def test_what_is_captured_is_made_on_the_device_alone() -> None:
+    """What a graph would hold runs again and again, and gives the same; a device without graphs just runs it."""
+
+    class Replaying(Clock):
+        def __init__(self) -> None:
+            super().__init__(CPU)
+            self.captured: list[Any] = []
+
+        def graph(self, run: Any) -> Any:
+            first, again = run(), run()
+            for one, other in zip(*(r if isinstance(r, tuple) else (r,) for r in (first, again)), strict=True):
+                assert torch.equal(one.cpu(), other.cpu())
+            self.captured.append(run)
+            return run
+
+    clock = Replaying()
+    with MockCuda():
+        models = Models(tiny(), 3, 4, torch.device("cuda"))
+        for k, count in ((0, 1), (7, 2)):
+            clock.captured.clear()
+            found = gpu_parts.passes(clock, models, 3, k, 2)
+            assert len(clock.captured) == count
+            assert ("block_graph_ms" in found) == (k > 0) and "verify_graph_ms" in found
 
 
 def test_it_runs_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
