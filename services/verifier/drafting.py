@@ -35,6 +35,8 @@ class DraftingCounters:
     lost: int = 0
     rows: int = 0
     """Feature rows sent."""
+    ask_seconds: float = 0.0
+    """Spent on making messages."""
     wait_seconds: float = 0.0
 
 
@@ -66,8 +68,12 @@ class Drafting:
         """Sends new tokens and rows of each (request, most tokens wanted), and a propose for those that have all."""
         self._asked = {}
         connection = self._link.connection
-        if connection is None or not wants:
-            return
+        if connection is not None and wants:
+            start = time.monotonic()
+            self._ask(connection, step, wants, features)
+            self.counters.ask_seconds += time.monotonic() - start
+
+    def _ask(self, connection: Connection, step: int, wants: list[tuple[Request, int]], features: FeatureStore) -> None:
         if connection.rows and connection.rows != features.fingerprint:
             return  # it connected a moment ago; rows for it are made from the next step on
         if self._sessions is None or self._sessions.limits.generation != connection.generation:

@@ -44,6 +44,7 @@ class VerifierMetrics:
         )
         self._verified_k = counter("spec_decode_verified_k", "Request-steps by verified draft tokens.", "k")
         self._events = counter("drafter_events", "What went wrong with drafts.", "event")
+        self._ask = counter("drafter_ask_seconds", "Time steps took to ask for drafts.")
         self._wait = counter("drafter_wait_seconds", "Time steps waited for drafts.")
         self._feature_rows = counter("drafter_feature_rows", "Feature rows sent to the drafter.")
         self._last = Totals()
@@ -74,6 +75,7 @@ class VerifierMetrics:
             self._step_rows.observe(report.rows)
         for event in ("late", "stale", "resyncs", "lost"):
             self._events.labels(event).inc(getattr(drafting, event) - getattr(self._last_drafting, event))
+        self._ask.inc(drafting.ask_seconds - self._last_drafting.ask_seconds)
         self._wait.inc(drafting.wait_seconds - self._last_drafting.wait_seconds)
         self._feature_rows.inc(drafting.rows - self._last_drafting.rows)
         self._last = now
