@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
+from kadence.errors import InvalidRequestError
 from kadence.internal import common_pb2
 from kadence.internal import drafter_pb2 as pb
+from kadence.v1 import types_pb2
+from services.verifier import messages
 from services.verifier.draft import Draft
 from services.verifier.drafting import Drafting
 from services.verifier.features import FeatureStore
 from services.verifier.paged_kv import PagePool
 from services.verifier.request import Request
 from tests.support.engine_harness import request
+from tests.support.rows_drafter import projection
 from tests.support.scripted_drafter import ScriptedDrafter
 
 VOCAB = 100
@@ -38,7 +44,7 @@ class Scene:
     def __init__(self, drafter: ScriptedDrafter | None = None, **limits: Any) -> None:
         self.drafter = drafter or ScriptedDrafter(lambda name, tokens, most: [len(tokens)] * most, **limits)
         self.drafting = Drafting(self.drafter, VOCAB)  # type: ignore[arg-type]
-        self.features = FeatureStore(PagePool(64, 4), torch.float32)
+        self.features = FeatureStore(PagePool(128, 4), torch.float32)
         self.step = 0
 
     def talk(self, *wants: tuple[Request, int], deadline: float = 1.0) -> dict[str, list[int]]:
@@ -214,6 +220,109 @@ def test_a_newer_attempt_is_another_session() -> None:
     newer = request("a", [1, 2], 50, attempt=1, committed=[3])
     assert scene.talk((newer, 1)) == {"a": [3]}
     assert scene.last.opens[0].stamp.attempt == 1 and scene.drafter.sessions == {"a": [1, 2, 3]}
+
+
+def law(ids: list[list[int]], q: list[list[float]]) -> pb.SparseLaw:
+    """As a drafter sends it."""
+
+    def tensor(values: list[Any], kind: str, dtype: common_pb2.Dtype) -> common_pb2.Tensor:
+        it = np.array(values, kind)
+        return common_pb2.Tensor(dtype=dtype, shape=it.shape, data=it.tobytes())
+
+    return pb.SparseLaw(
+        token_ids=tensor(ids, "<i4", common_pb2.DTYPE_INT32),
+        probabilities=tensor(q, "<f4", common_pb2.DTYPE_FLOAT32),
+    )
+
+
+IDS, Q = [[4, 9, 2], [7, 5, 0]], [[0.25, 0.75, 0.0], [0.125, 0.375, 0.5]]
+
+
+def test_q_and_signals_come_with_the_tokens() -> None:
+    signals = np.arange(4, dtype="<f4").reshape(2, 2)
+    message = pb.Draft(token_ids=[9, 0], q=law(IDS, Q))
+    message.signals.dtype, message.signals.data = common_pb2.DTYPE_FLOAT32, signals.tobytes()
+    message.signals.shape.extend((2, 2))
+    draft = messages.draft_from(message, VOCAB, 2)
+    assert draft.q is not None and draft.q.ids.tolist() == IDS and draft.q.probabilities.tolist() == Q
+    assert draft.token_ids == [9, 0] and draft.signals is not None and draft.signals.tolist() == signals.tolist()
+    first = draft.first(1)
+    assert first.q is not None and first.signals is not None
+    assert (first.token_ids, first.q.ids.tolist(), first.signals.tolist()) == ([9], IDS[:1], [[0, 1]])
+    for wrong in (1, 3):
+        with pytest.raises(InvalidRequestError, match="signals"):
+            messages.draft_from(message, VOCAB, wrong)
+    message.signals.data = np.array([[0, 1], [2, np.nan]], "<f4").tobytes()
+    with pytest.raises(InvalidRequestError, match="signals"):
+        messages.draft_from(message, VOCAB, 2)
+    assert messages.draft_from(pb.Draft(token_ids=[9]), VOCAB, 2) == Draft([9])
+
+
+@pytest.mark.parametrize(
+    ("tokens", "q"),
+    [
+        ([9], law(IDS, Q)),
+        ([9, 0, 1], law(IDS, Q)),
+        ([2, 0], law(IDS, Q)),  # drawn with probability 0
+        ([9, 1], law(IDS, Q)),  # no candidate
+        ([9, 0], law(IDS, [[0.25, 0.75, 0.0], [0.125, 0.375, 0.49]])),
+        ([9, 0], law(IDS, [[0.5, 0.75, -0.25], Q[1]])),
+        ([9, 0], law(IDS, [[0.25, np.nan, 0.0], Q[1]])),
+        ([9, 0], law(IDS, [[0.25, np.inf, 0.0], Q[1]])),
+        ([9, 0], law([[4, 9, VOCAB], IDS[1]], Q)),
+        ([9, 0], law([[4, 9, -1], IDS[1]], Q)),
+        ([9, 0], law([[4, 9, 9], IDS[1]], Q)),
+        ([9, 0], law(IDS, [row[:2] for row in Q])),
+        ([9, 0], law([[], []], [[], []])),
+        ([9, 0], pb.SparseLaw(token_ids=law(IDS, Q).probabilities, probabilities=law(IDS, Q).probabilities)),
+        ([9, 0], pb.SparseLaw()),
+    ],
+)
+def test_a_law_that_makes_no_sense(tokens: list[int], q: pb.SparseLaw) -> None:
+    """The draft does not count, and no one falls."""
+    with pytest.raises(InvalidRequestError):
+        messages.draft_from(pb.Draft(token_ids=tokens, q=q), VOCAB, 0)
+    drafter = Silent()
+    scene = Scene(drafter)
+    scene.ask((request("a", [1], 50), 3))
+    del drafter.held[0].drafts[0].token_ids[:]
+    drafter.held[0].drafts[0].token_ids.extend(tokens)
+    drafter.held[0].drafts[0].q.CopyFrom(q)
+    drafter.replies.put(drafter.held[0])
+    assert scene.drafting.collect(1) == {} and scene.drafting.counters.stale == 1
+
+
+def test_a_drafter_may_be_late_by_the_rows_it_was_sent() -> None:
+    """Two misses and one for every 128 rows; an answer in time ends the patience."""
+    drafter = Silent()
+    scene, a = Scene(drafter), request("a", [1] * 301, 500)
+    assert drafter.connection is not None
+    weights = projection()
+    drafter.connection = replace(drafter.connection, rows=weights.fingerprint, projection=weights)
+    scene.features.use(scene.drafting.projection)
+    pool = scene.features._pool
+    a.pages = pool.open()
+    assert pool.reserve(a.pages, 300)
+    pool.commit(a.pages, 300, weights.fingerprint)
+    for misses in range(1, 5):
+        assert drafter.suspensions == 0
+        assert scene.talk((a, 1), deadline=0.01) == {} and scene.drafting.counters.late == misses
+    assert drafter.suspensions == 1 and scene.drafting.counters.rows == 300
+
+
+def test_what_the_draft_is_drawn_with_is_told() -> None:
+    scene = Scene()
+    options: dict[str, Any] = {
+        "temperature": 0.5,
+        "top_p": 0.75,
+        "top_k": 7,
+        "min_p": 0.125,
+        "seed": 2**63,
+        "rule": "ratio",
+    }
+    scene.talk((request("a", [1], 50, **options), 3))
+    told = scene.last.proposes[0].sampling
+    assert {name: getattr(told, name) for name in options} == {**options, "rule": types_pb2.RULE_RATIO}
 
 
 class Full(ScriptedDrafter):
