@@ -28,6 +28,8 @@ class MockCuda(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if func is torch.device:
+            return func(*args, **kwargs)
         tensors = _tensors((args, kwargs))
         there = any(isinstance(tensor, _There) for tensor in tensors)
         if func == Tensor.device.__get__:  # type: ignore[attr-defined]
@@ -85,5 +87,5 @@ def _marked(value: Any, there: bool) -> Any:
         return value.as_subclass(Tensor) if isinstance(value, _There) else value
     if isinstance(value, list | tuple):
         items = [_marked(item, there) for item in value]
-        return type(value)(items) if type(value) in (list, tuple) else type(value)(items)
+        return type(value)(items)
     return value

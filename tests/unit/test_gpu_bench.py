@@ -20,12 +20,14 @@ from services.verifier.draft import Draft
 from tests.shape.source_tree import ROOT
 from tests.support.mock_device import MockCuda
 
-CPU = torch.device("cpu")
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
 
 def continue_texts(device: torch.device, k: int, steps: int, dtype: torch.dtype = torch.float32) -> list[list[int]]:
     torch.manual_seed(0)
-    cycle = Cycle(Models(replace(tiny(), dtype=dtype), 3, 12, device), 3, k)
+    models = Models(replace(tiny(), dtype=dtype), 3, 12, device)
+    assert models.caches[0].device.type == models.draft_kv.caches[0].device.type == device.type
+    cycle = Cycle(models, 3, k)
     for _ in range(steps):
         cycle.step()
     return [text.tokens for text in cycle.texts]
@@ -55,8 +57,8 @@ def test_the_cycle_is_lossless() -> None:
 def test_the_cycle_runs_on_another_device() -> None:
     """Nothing of it mixes tensors of the device with tensors of the host."""
     with MockCuda():
-        there = continue_texts(torch.device("cuda"), 7, 5)
-        continue_texts(torch.device("cuda"), 7, 2, torch.bfloat16)
+        there = continue_texts(CUDA, 7, 5)
+        continue_texts(CUDA, 7, 2, torch.bfloat16)
     assert there == continue_texts(CPU, 7, 5)
 
 
@@ -77,7 +79,7 @@ def test_what_is_captured_is_made_on_the_device_alone() -> None:
 
     clock = Replaying()
     with MockCuda():
-        models = Models(tiny(), 3, 4, torch.device("cuda"))
+        models = Models(tiny(), 3, 4, CUDA)
         for k, count in ((0, 1), (7, 2)):
             clock.captured.clear()
             found = gpu_parts.passes(clock, models, 3, k, 2)
