@@ -2,18 +2,25 @@
 //
 // One item is one block and one KV head: its queries (query tokens x query heads of the group) are the rows of two
 // small matrix products with the keys and values of that head. Scores, softmax and sums are float32; probabilities are
-// rounded to bfloat16 for the second product, as the reference does.
+// rounded to bfloat16 for the second product, as the reference does. Both products exist twice: in AMX tiles, which
+// compute 16 rows at a time and are no slower for few, and in vectors for processors without.
 //
-// Compiled for one HEAD_DIM (a multiple of 32) and PAGE (a multiple of 16).
+// Compiled for one HEAD_DIM (a multiple of 32), PAGE (a multiple of 16) and AMX (1 where the process may use it).
 #include <immintrin.h>
 #include <stdint.h>
 #include <stdlib.h>
 
 #define PAIRS (HEAD_DIM / 2)
 #define CHUNKS (HEAD_DIM / 32)
-#define ROWS 4  // rows that share one pass over K or V
+#define ROWS 4  // rows that share one pass over K or V, in vectors
 
 typedef uint16_t bf16;
+
+#if AMX && defined(__AMX_BF16__)
+#define TILES 1
+#else
+#define TILES 0
+#endif
 
 // b[c] = column c of the 16 x 16 matrix of 32-bit words whose rows are src[0], src[stride], ...
 static inline void transpose16(const uint32_t *src, int64_t stride, __m512i *out) {
@@ -55,19 +62,6 @@ static inline __m512 exp2_512(__m512 x) {
     return _mm512_scalef_ps(y, whole);
 }
 
-// scores[i][0..16) of `rows` queries against 16 keys given as pair-major tile [PAIRS] of 16 words.
-static inline void dot_tile(const __m512i *tile, const uint32_t *q, int rows, float *scores, int64_t stride) {
-    __m512 even[ROWS], odd[ROWS];
-    for (int i = 0; i < ROWS; i++) even[i] = odd[i] = _mm512_setzero_ps();
-    for (int p = 0; p < PAIRS; p += 2)
-        for (int i = 0; i < ROWS; i++) {
-            if (i >= rows) continue;
-            even[i] = _mm512_dpbf16_ps(even[i], (__m512bh)tile[p], (__m512bh)_mm512_set1_epi32(q[i * PAIRS + p]));
-            odd[i] = _mm512_dpbf16_ps(odd[i], (__m512bh)tile[p + 1], (__m512bh)_mm512_set1_epi32(q[i * PAIRS + p + 1]));
-        }
-    for (int i = 0; i < rows; i++) _mm512_storeu_ps(scores + i * stride, _mm512_add_ps(even[i], odd[i]));
-}
-
 // Lanes of keys k .. k + 15 that lie in [from, to).
 static inline __mmask16 lanes(int64_t k, int64_t from, int64_t to) {
     if (k >= from && to - k >= 16) return 0xffff;
@@ -94,57 +88,174 @@ static inline float softmax_row(float *scores, bf16 *probs, int64_t from, int64_
     return _mm512_reduce_add_ps(sum);
 }
 
-// The keys that a block's queries can see, [base, base + padded): whole sixteens.
+// The keys that a block's queries can see: cells [base, base + keys) of its request, in whole sixteens. `padded` is the
+// row stride of scores and probabilities, in whole thirty-twos.
 typedef struct {
-    int64_t base, padded;
+    int64_t base, keys, padded;
+    const int64_t *table;
 } Span;
 
-static inline Span span_of(int64_t start, int64_t end, int64_t window) {
+static inline Span span_of(int64_t start, int64_t end, int64_t window, const int64_t *table) {
     const int64_t base = window && start >= window ? (start - window + 1) & -16 : 0;
-    return (Span){base, (end - base + 15) & -16};
+    return (Span){base, (end - base + 15) & -16, (end - base + 31) & -32, table};
 }
 
-// One block and KV head. `keys` and `values` are the head's pages; `table` the request's.
-static void attend(const bf16 *q, int64_t q_stride, int fold, int tokens, int64_t start, int64_t end, int causal,
-                   int64_t window, const bf16 *keys, const bf16 *values, const int64_t *table, bf16 *out,
-                   int64_t out_stride, float *work, float scale) {
-    const Span span = span_of(start, end, window);
-    const int64_t base = span.base, padded = span.padded;
-    const int rows = tokens * fold;
-    float *scores = work, *sums = scores + (int64_t)rows * padded;
-    uint32_t *queries = (uint32_t *)(sums + rows);
-    bf16 *probs = (bf16 *)(queries + (int64_t)rows * PAIRS);
-    for (int i = 0; i < rows; i++) {
-        const uint32_t *row = (const uint32_t *)(q + (i / fold) * q_stride + (i % fold) * HEAD_DIM);
-        for (int p = 0; p < PAIRS; p++) queries[i * PAIRS + p] = row[p];
-    }
-    for (int64_t k = 0; k < padded; k += 16) {
-        const uint64_t at = (uint64_t)(base + k);  // unsigned: divided by shifts
-        const bf16 *page = keys + table[at / PAGE] * (PAGE * HEAD_DIM) + (at % PAGE) * HEAD_DIM;
-        __m512i tile[PAIRS];
-        for (int p = 0; p < PAIRS; p += 16) transpose16((const uint32_t *)page + p, PAIRS, tile + p);
-        for (int i = 0; i < rows; i += ROWS)
-            dot_tile(tile, queries + i * PAIRS, rows - i < ROWS ? rows - i : ROWS, scores + i * padded + k, padded);
-    }
-    for (int i = 0; i < rows; i++) {
-        const int64_t position = start + i / fold;
-        int64_t from = 0, to = causal ? position + 1 : end;
-        if (window) {
-            from = position >= window ? position - window + 1 : 0;
-            to = to < position + window ? to : position + window;
-        }
-        sums[i] = softmax_row(scores + i * padded, probs + i * padded, from - base, to - base, padded, scale);
-    }
+// Row of key or value number k of the span. Unsigned, for then the divisions are shifts.
+static inline const bf16 *cell(const bf16 *pages, const Span *span, int64_t k) {
+    const uint64_t at = (uint64_t)(span->base + k);
+    return pages + span->table[at / PAGE] * (PAGE * HEAD_DIM) + (at % PAGE) * HEAD_DIM;
+}
+
+// Sixteen keys, pair-major: tile[p] is the p-th pair of numbers of each.
+static inline void load_keys(const bf16 *keys, const Span *span, int64_t k, __m512i *tile) {
+    const uint32_t *from = (const uint32_t *)cell(keys, span, k);
+    for (int p = 0; p < PAIRS; p += 16) transpose16(from + p, PAIRS, tile + p);
+}
+
+// Undoes the order in which unpacklo and unpackhi leave 32 columns; divides by the sum; rounds.
+static inline void store_columns(__m512 low, __m512 high, __m512 by, bf16 *to) {
     const __m512i first = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
     const __m512i second = _mm512_setr_epi32(8, 9, 10, 11, 24, 25, 26, 27, 12, 13, 14, 15, 28, 29, 30, 31);
+    __m512 x = _mm512_mul_ps(_mm512_permutex2var_ps(low, first, high), by);
+    __m512 y = _mm512_mul_ps(_mm512_permutex2var_ps(low, second, high), by);
+    _mm256_storeu_si256((__m256i *)to, (__m256i)_mm512_cvtneps_pbh(x));
+    _mm256_storeu_si256((__m256i *)(to + 16), (__m256i)_mm512_cvtneps_pbh(y));
+}
+
+// Where the block's output rows go; rows are the query heads of a token, then the next token's.
+typedef struct {
+    bf16 *rows;
+    int64_t stride;
+    int fold;
+} Output;
+
+static inline bf16 *output_row(const Output *out, int row) {
+    return out->rows + (row / out->fold) * out->stride + (row % out->fold) * HEAD_DIM;
+}
+
+#if TILES
+// The compiler does not know that tile loads and stores touch memory.
+#define SETTLE() __asm__ volatile("" ::: "memory")
+
+// All eight tiles have 16 rows of 64 bytes.
+static void configure_tiles(void) {
+    struct {
+        uint8_t palette, start_row, reserved[14];
+        uint16_t bytes[16];
+        uint8_t rows[16];
+    } __attribute__((aligned(64))) shape = {.palette = 1};
+    for (int i = 0; i < 8; i++) {
+        shape.bytes[i] = 64;
+        shape.rows[i] = 16;
+    }
+    SETTLE();
+    _tile_loadconfig(&shape);
+}
+
+// scores [rows, padded] of every query and key of the span; queries and scores have rows up to the next sixteen.
+static void score(const uint32_t *queries, int rows, const bf16 *keys, const Span *span, float *scores) {
+    for (int64_t k = 0; k < span->keys; k += 16) {
+        __m512i tile[PAIRS];
+        load_keys(keys, span, k, tile);
+        SETTLE();
+        for (int i = 0; i < rows; i += 16) {
+            _tile_zero(0);
+            for (int p = 0; p < PAIRS; p += 16) {
+                _tile_loadd(1, queries + i * PAIRS + p, PAIRS * 4);
+                _tile_loadd(2, tile + p, 64);
+                _tile_dpbf16ps(0, 1, 2);
+            }
+            _tile_stored(0, scores + i * span->padded + k, span->padded * 4);
+        }
+        SETTLE();
+    }
+}
+
+// Columns c .. c + 31 of values k .. k + 31 in pairs of rows, zeros beyond the last: two tiles of 16 columns.
+static inline void load_values(const bf16 *values, const Span *span, int64_t k, int c, __m512i pairs[2][16]) {
+    for (int half = 0; half < 16; half += 8) {
+        const int64_t at = k + 2 * half;
+        const bf16 *v = at < span->keys ? cell(values, span, at) + c : NULL;
+        for (int i = 0; i < 8; i++) {
+            __m512i even = _mm512_setzero_si512(), odd = even;
+            if (v) {
+                even = _mm512_loadu_si512(v + 2 * i * HEAD_DIM);
+                odd = _mm512_loadu_si512(v + (2 * i + 1) * HEAD_DIM);
+            }
+            pairs[0][half + i] = _mm512_unpacklo_epi16(even, odd);
+            pairs[1][half + i] = _mm512_unpackhi_epi16(even, odd);
+        }
+    }
+}
+
+// Sums of the values by their probabilities, over the sum of those; probs has rows up to the next sixteen.
+static void weigh(const bf16 *probs, const float *sums, int rows, const bf16 *values, const Span *span, Output out) {
+    const int64_t stride = span->padded * 2;
+    for (int i = 0; i < rows; i += 32)
+        for (int c = 0; c < HEAD_DIM; c += 32) {
+            const int two = i + 16 < rows;
+            const bf16 *upper = probs + i * span->padded, *lower = upper + 16 * span->padded;
+            _tile_zero(0);
+            _tile_zero(1);
+            _tile_zero(2);
+            _tile_zero(3);
+            for (int64_t k = 0; k < span->padded; k += 32) {
+                __m512i pairs[2][16];
+                load_values(values, span, k, c, pairs);
+                SETTLE();
+                _tile_loadd(4, pairs[0], 64);
+                _tile_loadd(5, pairs[1], 64);
+                _tile_loadd(6, upper + k, stride);
+                _tile_dpbf16ps(0, 6, 4);
+                _tile_dpbf16ps(1, 6, 5);
+                if (!two) continue;
+                _tile_loadd(7, lower + k, stride);
+                _tile_dpbf16ps(2, 7, 4);
+                _tile_dpbf16ps(3, 7, 5);
+            }
+            float sum[2][32][16] __attribute__((aligned(64)));
+            _tile_stored(0, sum[0], 64);
+            _tile_stored(1, sum[1], 64);
+            _tile_stored(2, sum[0] + 16, 64);
+            _tile_stored(3, sum[1] + 16, 64);
+            SETTLE();
+            for (int r = 0; r < 32 && i + r < rows; r++)
+                store_columns(_mm512_load_ps(sum[0][r]), _mm512_load_ps(sum[1][r]), _mm512_set1_ps(1.0f / sums[i + r]),
+                              output_row(&out, i + r) + c);
+        }
+}
+#else
+// scores[i][0..16) of `rows` queries against 16 keys given as pair-major tile [PAIRS] of 16 words.
+static inline void dot_tile(const __m512i *tile, const uint32_t *q, int rows, float *scores, int64_t stride) {
+    __m512 even[ROWS], odd[ROWS];
+    for (int i = 0; i < ROWS; i++) even[i] = odd[i] = _mm512_setzero_ps();
+    for (int p = 0; p < PAIRS; p += 2)
+        for (int i = 0; i < ROWS; i++) {
+            if (i >= rows) continue;
+            even[i] = _mm512_dpbf16_ps(even[i], (__m512bh)tile[p], (__m512bh)_mm512_set1_epi32(q[i * PAIRS + p]));
+            odd[i] = _mm512_dpbf16_ps(odd[i], (__m512bh)tile[p + 1], (__m512bh)_mm512_set1_epi32(q[i * PAIRS + p + 1]));
+        }
+    for (int i = 0; i < rows; i++) _mm512_storeu_ps(scores + i * stride, _mm512_add_ps(even[i], odd[i]));
+}
+
+static void score(const uint32_t *queries, int rows, const bf16 *keys, const Span *span, float *scores) {
+    for (int64_t k = 0; k < span->keys; k += 16) {
+        __m512i tile[PAIRS];
+        load_keys(keys, span, k, tile);
+        for (int i = 0; i < rows; i += ROWS)
+            dot_tile(tile, queries + i * PAIRS, rows - i < ROWS ? rows - i : ROWS, scores + i * span->padded + k,
+                     span->padded);
+    }
+}
+
+static void weigh(const bf16 *probs, const float *sums, int rows, const bf16 *values, const Span *span, Output out) {
     for (int i = 0; i < rows; i += ROWS) {
         const int n = rows - i < ROWS ? rows - i : ROWS;
         __m512 low[ROWS][CHUNKS], high[ROWS][CHUNKS];
         for (int r = 0; r < ROWS; r++)
             for (int c = 0; c < CHUNKS; c++) low[r][c] = high[r][c] = _mm512_setzero_ps();
-        for (int64_t k = 0; k < padded; k += 2) {
-            const uint64_t at = (uint64_t)(base + k);  // unsigned: divided by shifts
-            const bf16 *v = values + table[at / PAGE] * (PAGE * HEAD_DIM) + (at % PAGE) * HEAD_DIM;
+        for (int64_t k = 0; k < span->keys; k += 2) {
+            const bf16 *v = cell(values, span, k);
             __m512i a[CHUNKS], b[CHUNKS];
             for (int c = 0; c < CHUNKS; c++) {
                 __m512i even = _mm512_loadu_si512(v + 32 * c), odd = _mm512_loadu_si512(v + HEAD_DIM + 32 * c);
@@ -153,24 +264,52 @@ static void attend(const bf16 *q, int64_t q_stride, int fold, int tokens, int64_
             }
             for (int r = 0; r < ROWS; r++) {
                 if (r >= n) continue;
-                __m512bh p = (__m512bh)_mm512_set1_epi32(*(const uint32_t *)(probs + (i + r) * padded + k));
+                const uint32_t *pair = (const uint32_t *)(probs + (i + r) * span->padded + k);
+                __m512bh p = (__m512bh)_mm512_set1_epi32(*pair);
                 for (int c = 0; c < CHUNKS; c++) {
                     low[r][c] = _mm512_dpbf16_ps(low[r][c], p, (__m512bh)a[c]);
                     high[r][c] = _mm512_dpbf16_ps(high[r][c], p, (__m512bh)b[c]);
                 }
             }
         }
-        for (int r = 0; r < n; r++) {
-            bf16 *to = out + ((i + r) / fold) * out_stride + ((i + r) % fold) * HEAD_DIM;
-            const __m512 by = _mm512_set1_ps(1.0f / sums[i + r]);
-            for (int c = 0; c < CHUNKS; c++) {
-                __m512 x = _mm512_mul_ps(_mm512_permutex2var_ps(low[r][c], first, high[r][c]), by);
-                __m512 y = _mm512_mul_ps(_mm512_permutex2var_ps(low[r][c], second, high[r][c]), by);
-                _mm256_storeu_si256((__m256i *)(to + 32 * c), (__m256i)_mm512_cvtneps_pbh(x));
-                _mm256_storeu_si256((__m256i *)(to + 32 * c + 16), (__m256i)_mm512_cvtneps_pbh(y));
-            }
-        }
+        for (int r = 0; r < n; r++)
+            for (int c = 0; c < CHUNKS; c++)
+                store_columns(low[r][c], high[r][c], _mm512_set1_ps(1.0f / sums[i + r]),
+                              output_row(&out, i + r) + 32 * c);
     }
+}
+#endif
+
+// Floats that `attend` works in. Rows are counted in whole sixteens, for tiles.
+static inline int64_t work_of(int rows, const Span *span) {
+    const int64_t tall = (rows + 15) & -16;
+    return tall * (span->padded + PAIRS + span->padded / 2 + 1);
+}
+
+// One block and KV head. `keys` and `values` are the head's pages.
+static void attend(const bf16 *q, int64_t q_stride, int fold, int tokens, int64_t start, int64_t end, int causal,
+                   int64_t window, const bf16 *keys, const bf16 *values, Span span, Output out, float *work,
+                   float scale) {
+    const int rows = tokens * fold, tall = (rows + 15) & -16;
+    float *scores = work;
+    uint32_t *queries = (uint32_t *)(scores + tall * span.padded);
+    bf16 *probs = (bf16 *)(queries + tall * PAIRS);
+    float *sums = (float *)(probs + tall * span.padded);
+    for (int i = 0; i < rows; i++) {
+        const uint32_t *row = (const uint32_t *)(q + (i / fold) * q_stride + (i % fold) * HEAD_DIM);
+        for (int p = 0; p < PAIRS; p++) queries[i * PAIRS + p] = row[p];
+    }
+    score(queries, rows, keys, &span, scores);
+    for (int i = 0; i < rows; i++) {
+        const int64_t position = start + i / fold, at = i * span.padded;
+        int64_t from = 0, to = causal ? position + 1 : end;
+        if (window) {
+            from = position >= window ? position - window + 1 : 0;
+            to = to < position + window ? to : position + window;
+        }
+        sums[i] = softmax_row(scores + at, probs + at, from - span.base, to - span.base, span.padded, scale);
+    }
+    weigh(probs, sums, rows, values, &span, out);
 }
 
 // q [n, q_stride], cache [2 * kv_heads * num_pages, PAGE * HEAD_DIM], out [n, out_stride]. Block b has `tokens[b]` query
@@ -188,14 +327,17 @@ int ragged_attention(const bf16 *q, int64_t q_stride, const bf16 *cache, int64_t
     {
         float *work = NULL;
         int64_t size = 0;
+#if TILES
+        configure_tiles();
+#endif
 #pragma omp for schedule(dynamic, 1)
         for (int item = 0; item < items; item++) {
             const int b = item / kv_heads, h = item % kv_heads;
-            const int64_t padded = span_of(start[b], end[b], window).padded, rows = tokens[b] * fold;
-            const int64_t need = rows * (padded + 1 + PAIRS) + rows * padded / 2 + 16;
+            const Span span = span_of(start[b], end[b], window, table + owner[b] * table_stride);
+            const int64_t need = work_of((int)tokens[b] * fold, &span);
             if (need > size) {
                 free(work);
-                work = malloc(need * sizeof(float));
+                work = aligned_alloc(64, (need * sizeof(float) + 63) & -64);
                 size = work ? need : 0;
             }
             if (!work) {
@@ -203,11 +345,14 @@ int ragged_attention(const bf16 *q, int64_t q_stride, const bf16 *cache, int64_t
                 failed = 1;
                 continue;
             }
+            const Output to = {out + first[b] * out_stride + h * fold * HEAD_DIM, out_stride, fold};
             attend(q + first[b] * q_stride + h * fold * HEAD_DIM, q_stride, fold, (int)tokens[b], start[b], end[b],
-                   causal, window, cache + h * head, cache + (kv_heads + h) * head, table + owner[b] * table_stride,
-                   out + first[b] * out_stride + h * fold * HEAD_DIM, out_stride, work, scale);
+                   causal, window, cache + h * head, cache + (kv_heads + h) * head, span, to, work, scale);
         }
         free(work);
+#if TILES
+        _tile_release();
+#endif
     }
     return failed;
 }

@@ -55,7 +55,8 @@ class RaggedAttention:
         """The kernel for this geometry, compiled on first use."""
         if dtype != torch.bfloat16 or not torch.cpu._is_avx512_bf16_supported() or page_size % 16 or head_dim % 32:
             return None
-        library = native.load("ragged_attention", HEAD_DIM=head_dim, PAGE=page_size)
+        tiles = torch.cpu._is_amx_tile_supported() and torch.cpu._init_amx()  # the system must allow it to a process
+        library = native.load("ragged_attention", HEAD_DIM=head_dim, PAGE=page_size, AMX=int(tiles))
         if library is None:
             return None
         function = library.ragged_attention

@@ -201,6 +201,16 @@ def test_native_views(mix: str, causal: bool, window: int) -> None:
 
 
 @needs_native
+@pytest.mark.parametrize("mix", MIXES)
+def test_native_without_tiles(mix: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on processors that have AVX512-BF16 and no AMX."""
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
+    for causal, window in ((True, 0), (False, 17)):
+        case = Case(MIXES[mix], 16, 9, 3, 64, torch.bfloat16, native=True, causal=causal, window=window)
+        check(case)
+
+
+@needs_native
 def test_native_cuts_long_chunks_into_blocks() -> None:
     mix = [(BLOCK, 0), (BLOCK + 1, 3), (4 * BLOCK + 5, 200), (1, 0)]
     check(Case(mix, 16, 6, 2, 64, torch.bfloat16, native=True))
