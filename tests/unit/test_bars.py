@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from bench import options, stats, tasks
+from bench import drafter, options, stats, tasks
 from bench.bars import __main__ as command
 from bench.bars import groups, report
 from bench.bars.bar import Bar, number
+from bench.bars.bench import Bench
 from bench.tasks import Prompts
 from kadence import SamplingOptions
 from kadence.errors import ConfigError
@@ -101,6 +102,46 @@ def test_the_depth_group() -> None:
     assert sum(capability.minutes for capability in found.values()) <= 25
     for capability in found.values():
         assert inspect.isasyncgenfunction(importlib.import_module(capability.module).measure)
+
+
+def test_the_dflash2_group() -> None:
+    found = {capability.name.partition("/")[2]: capability for capability in groups.capabilities("dflash2")}
+    assert set(found) == {"reference", "rebuild", "cost", "wire", "alone", "speed"}
+    assert all(0 < capability.minutes <= 10 for capability in found.values())
+    for capability in found.values():
+        assert inspect.isasyncgenfunction(importlib.import_module(capability.module).measure)
+
+
+def test_a_drafter_is_found_or_missed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drafter, "OURS", tmp_path / "ours")
+    assert drafter.found(None) is None
+    with pytest.raises(ConfigError, match="elsewhere"):
+        drafter.found(tmp_path / "elsewhere")
+    (tmp_path / "ours").mkdir()
+    (tmp_path / "ours" / "config.json").touch()
+    assert drafter.found(None) == drafter.found(tmp_path / "ours") == tmp_path / "ours"
+    bench = Bench("g/c", Prompts({}), True, 0.0)
+    with pytest.raises(ConfigError, match="--drafter"):
+        bench.checkpoint()
+
+
+def test_draft_vocabulary_is_beside_the_checkpoint_or_ranked(tmp_path: Path) -> None:
+    folder = tmp_path / "data" / "drafter"
+    folder.mkdir(parents=True)
+    with pytest.raises(ConfigError, match=r"data\.jsonl"):
+        drafter.draft_vocabulary(folder, tmp_path)
+    (folder.parent / "data.jsonl").write_text(
+        '{"prompt_ids": [9, 9, 9], "response_ids": [5, 7, 7]}\n{"prompt_ids": [], "response_ids": [7, 5, 3]}\n'
+    )
+    assert json.loads(drafter.draft_vocabulary(folder, tmp_path).read_text()) == {"token_ids": [7, 5, 3]}
+    (folder / "draft_vocabulary.json").touch()
+    assert drafter.draft_vocabulary(folder, tmp_path) == folder / "draft_vocabulary.json"
+
+
+def test_steps_by_their_place_in_the_answer() -> None:
+    assert drafter.within([3, 1, 4, 2], 9) == [3, 1, 4] == drafter.within([3, 1, 4, 2], 10)
+    assert drafter.within([3, 1, 4, 2], 8) == [3, 1] and drafter.within([3], 3) == []
+    assert drafter.by_place([3, 1, 4]) == {1: 3, 4: 1, 5: 4}
 
 
 def test_options_put_to_the_test_are_all_there_are() -> None:

@@ -7,6 +7,7 @@ so both produce more than is compared.
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -81,7 +82,10 @@ def _theirs(bench: Bench, folder: Path, target: Path, prompts: list[list[int]]) 
     model = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32).eval()
     draft = DFlash2DraftModel.from_pretrained(folder, dtype=torch.float32).eval()
     told = []
-    with mock.patch.object(dflash.model, "_cuda_time", time.perf_counter):
+    with (
+        warnings.catch_warnings(action="ignore", category=FutureWarning),
+        mock.patch.object(dflash.model, "_cuda_time", time.perf_counter),
+    ):
         for ids in prompts:
             done = dflash_generate(
                 draft, model, torch.tensor([ids]), _TOKENS + _MORE, stop_token_ids=None, return_stats=True
