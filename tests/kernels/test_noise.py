@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from services.kernels.noise_ref import gumbel, key_tensor, noise_key
+from services.kernels.noise_ref import gumbel, key_tensor, noise_key, uniform
 from tests.support import noise
 from tests.support.stats import chi_square_p
 
@@ -35,6 +35,16 @@ def test_equals_the_transcription(seed: int, position: int) -> None:
         got, wanted = ours(seed, position, tokens, stream), noise.gumbel(seed, position, tokens, stream)
         # The uniforms are exact in float32; two logarithms round.
         np.testing.assert_allclose(got, wanted, rtol=1e-6, atol=5e-7)
+
+
+def test_addresses_of_any_length() -> None:
+    """Rule `ratio` addresses by five numbers; its uniforms are exact."""
+    tokens = np.array([0, 7, 49151])
+    for address in [(5, 0, 0, 1, 2), (2**64 - 1, 3, 70_000, 16, 3)]:
+        keys = key_tensor([noise_key(*address)])
+        got = uniform(keys, torch.from_numpy(tokens.astype(np.int32))[None])[0].double().numpy()
+        seed, attempt, *more = address
+        assert (got == noise.uniform(seed, attempt, tokens, *more)).all()
 
 
 def test_one_bit_of_the_uniform_shows() -> None:

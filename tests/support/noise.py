@@ -24,17 +24,19 @@ def lowbias32(x: np.ndarray) -> np.ndarray:
     return x ^ (x >> np.uint32(16))
 
 
-def uniform(seed: int, position: int, tokens: np.ndarray, stream: int = 0) -> np.ndarray:
-    """float64 in (0, 1): odd multiples of 2**-24, one per token."""
-    word = splitmix64(splitmix64(splitmix64(seed % 2**64) ^ position) ^ stream)
+def uniform(seed: int, position: int, tokens: np.ndarray, *more: int) -> np.ndarray:
+    """float64 in (0, 1): odd multiples of 2**-24, one per token; `position` and `more` are the rest of the address."""
+    word = splitmix64(seed % 2**64)
+    for number in (position, *(more or (0,))):
+        word = splitmix64(word ^ number)
     low, high = np.uint32(word % 2**32), np.uint32(word >> 32)
     bits = lowbias32(lowbias32(tokens.astype(np.uint32) ^ low) + high)
     return ((bits >> np.uint32(9)).astype(np.float64) + 0.5) / 2**23
 
 
-def gumbel(seed: int, position: int, tokens: np.ndarray, stream: int = 0) -> np.ndarray:
+def gumbel(seed: int, position: int, tokens: np.ndarray, *more: int) -> np.ndarray:
     """float64 standard Gumbel noise, one per token."""
-    return -np.log(-np.log(uniform(seed, position, tokens, stream)))
+    return -np.log(-np.log(uniform(seed, position, tokens, *more)))
 
 
 def survivors(logits: np.ndarray, temperature: float, top_k: int, top_p: float) -> tuple[list[int], np.ndarray]:

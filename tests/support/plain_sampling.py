@@ -83,14 +83,21 @@ def edited(raw: np.ndarray, prompt: list[int], answer: list[int], o: Options) ->
 
 def choose(logits: np.ndarray, o: Options, position: int) -> tuple[int, bool]:
     """The token, and whether it is clear."""
-    if o.temperature > 0 and o.min_p > 0:
+    logits, clear = likely_enough(logits, o)
+    token, lead = noise.choose(logits, o.temperature, o.top_k, o.top_p, o.seed, position)
+    return token, lead > NEAR and clear
+
+
+def likely_enough(logits: np.ndarray, o: Options) -> tuple[np.ndarray, bool]:
+    """Logits after min-p, and whether that, and top-k and top-p after it, are clear."""
+    if o.temperature == 0:
+        return logits, True
+    near = False
+    if o.min_p > 0:
         likely = np.exp((logits - logits.max()) / o.temperature)
         near = any(_near(likely, o.min_p))
         logits = np.where(likely < o.min_p, -np.inf, logits)
-    else:
-        near = False
-    token, lead = noise.choose(logits, o.temperature, o.top_k, o.top_p, o.seed, position)
-    return token, lead > NEAR and not near and not (o.temperature > 0 and _on_an_edge(logits, o))
+    return logits, not near and not _on_an_edge(logits, o)
 
 
 def _on_an_edge(logits: np.ndarray, o: Options) -> bool:
