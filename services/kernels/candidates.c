@@ -1,12 +1,13 @@
 // The best k of each row of logits, and the log of the row's mass, for x86 with AVX-512. See candidates.py.
 //
-// A row is read twice, the second time from the cache: once against the k-th best so far, which few entries pass after
-// the first hundreds, and once for the sum of exponentials below the best. Compiled for bfloat16 (BF16=1) or float32.
+// A row is read once: against the k-th best so far, which few entries pass after the first hundreds, and into the sum of
+// exponentials below the best so far. Compiled for bfloat16 (BF16=1) or float32.
 #include <immintrin.h>
 #include <math.h>
 #include <stdint.h>
 
 #define LANES 16
+#define PARTS 4  // vectors that are compared at once
 
 #if BF16
 typedef uint16_t logit;
@@ -57,38 +58,50 @@ static inline void offer(const logit *row, int64_t at, __mmask16 valid, int k, f
     }
 }
 
-static void best(const logit *row, int64_t size, int k, float *values, int64_t *ids) {
-    for (int i = 0; i < k; i++) insert(values, ids, i, k, wide(row[i]), i);
-    int64_t i = k;
-    for (; i + 4 * LANES <= size; i += 4 * LANES) {
-        const __m512 a = _mm512_max_ps(load(row + i, 0xffff), load(row + i + LANES, 0xffff));
-        const __m512 b = _mm512_max_ps(load(row + i + 2 * LANES, 0xffff), load(row + i + 3 * LANES, 0xffff));
-        if (!_mm512_cmp_ps_mask(_mm512_max_ps(a, b), _mm512_set1_ps(values[k - 1]), _CMP_GT_OQ)) continue;
-        for (int part = 0; part < 4; part++) offer(row, i + part * LANES, 0xffff, k, values, ids);
-    }
-    for (; i < size; i += LANES) offer(row, i, lanes(size - i), k, values, ids);
+// The sum of exponentials so far, below `base`.
+typedef struct { __m512 sums[PARTS]; float base; } mass;
+
+static inline void add(mass *m, int part, __mmask16 valid, __m512 x) {
+    x = _mm512_mul_ps(_mm512_sub_ps(x, _mm512_set1_ps(m->base)), _mm512_set1_ps(1.44269504f));
+    m->sums[part] = _mm512_mask_add_ps(m->sums[part], valid, m->sums[part], exp2_512(x));
 }
 
-static float log_mass(const logit *row, int64_t size, float best) {
-    const __m512 max = _mm512_set1_ps(best), log2e = _mm512_set1_ps(1.44269504f);
-    __m512 sums[2] = {_mm512_setzero_ps(), _mm512_setzero_ps()};
-    for (int64_t i = 0; i < size; i += 2 * LANES)
-        for (int half = 0; half < 2; half++) {
-            const int64_t at = i + half * LANES;
-            if (at >= size) break;
-            const __mmask16 valid = lanes(size - at);
-            const __m512 x = _mm512_mul_ps(_mm512_sub_ps(load(row + at, valid), max), log2e);
-            sums[half] = _mm512_mask_add_ps(sums[half], valid, sums[half], exp2_512(x));
+static inline void raise_to(mass *m, float base) {
+    if (base <= m->base) return;
+    const __m512 by = _mm512_set1_ps(expf(m->base - base));
+    for (int part = 0; part < PARTS; part++) m->sums[part] = _mm512_mul_ps(m->sums[part], by);
+    m->base = base;
+}
+
+// Fills values and ids [k] of one row, and returns the log of its mass.
+static float scan(const logit *row, int64_t size, int k, float *values, int64_t *ids) {
+    mass m = {.base = -3.0e38f};
+    for (int i = 0; i < k; i++) insert(values, ids, i, k, wide(row[i]), i);
+    raise_to(&m, values[0]);
+    for (int i = 0; i < k; i += LANES) add(&m, 0, lanes(k - i), load(row + i, lanes(k - i)));
+    int64_t i = k;
+    for (; i + PARTS * LANES <= size; i += PARTS * LANES) {
+        __m512 x[PARTS], top = _mm512_set1_ps(values[k - 1]);
+        for (int part = 0; part < PARTS; part++) x[part] = load(row + i + part * LANES, 0xffff);
+        const __m512 most = _mm512_max_ps(_mm512_max_ps(x[0], x[1]), _mm512_max_ps(x[2], x[3]));
+        if (_mm512_cmp_ps_mask(most, top, _CMP_GT_OQ)) {
+            for (int part = 0; part < PARTS; part++) offer(row, i + part * LANES, 0xffff, k, values, ids);
+            raise_to(&m, values[0]);
         }
-    return best + logf(_mm512_reduce_add_ps(_mm512_add_ps(sums[0], sums[1])));
+        for (int part = 0; part < PARTS; part++) add(&m, part, 0xffff, x[part]);
+    }
+    for (; i < size; i += LANES) {
+        offer(row, i, lanes(size - i), k, values, ids);
+        raise_to(&m, values[0]);
+        add(&m, 0, lanes(size - i), load(row + i, lanes(size - i)));
+    }
+    const __m512 sums = _mm512_add_ps(_mm512_add_ps(m.sums[0], m.sums[1]), _mm512_add_ps(m.sums[2], m.sums[3]));
+    return m.base + logf(_mm512_reduce_add_ps(sums));
 }
 
 // logits [n, stride] of which `size` a row; values and ids [n, k], total [n].
 void candidates(const logit *logits, int64_t n, int64_t stride, int64_t size, int k, float *values, int64_t *ids,
                 float *total, int threads) {
 #pragma omp parallel for num_threads(threads) schedule(static)
-    for (int64_t i = 0; i < n; i++) {
-        best(logits + i * stride, size, k, values + i * k, ids + i * k);
-        total[i] = log_mass(logits + i * stride, size, values[i * k]);
-    }
+    for (int64_t i = 0; i < n; i++) total[i] = scan(logits + i * stride, size, k, values + i * k, ids + i * k);
 }

@@ -67,6 +67,7 @@ def test_other_counts_and_extremes(find: Callable[..., Found]) -> None:
     logits[:, 30:] = -torch.inf
     check(find, logits, 16)
     check(find, logits * 1000, 16)
+    check(find, logits.flip(-1), 16)  # the first are all -inf
 
 
 @pytest.mark.parametrize("find", BOTH)
