@@ -39,8 +39,9 @@ class Hosted(Protocol):
 class LLM:
     """A model with its drafter, served inside this process. Use it as a context manager, or call close().
 
-    `model` is a folder or a name that `kadence models list` shows, fetched if it is missing; `policy` is "off" or
-    "fixed:K". Any other key of a configuration file goes by its table: `verifier={"kv_tokens": 65536}`. Threads may
+    `model` is a folder or a name that `kadence models list` shows, fetched if it is missing; `drafter` is a kind, or
+    the whole table: `drafter={"kind": "dflash2", "options": {"checkpoint": folder}}`; `policy` is "off" or "fixed:K".
+    Any other key of a configuration file goes by its table: `verifier={"kv_tokens": 65536}`. Threads may
     share it, and whether an event loop runs in the caller's thread does not matter. Raises ConfigError or
     CheckpointError, one line, and ExtraMissingError where the cluster's packages are not installed.
     """
@@ -48,13 +49,14 @@ class LLM:
     def __init__(
         self,
         model: str = "smollm2-135m-instruct",
-        drafter: str = "ngram",
+        drafter: str | Mapping[str, Any] = "ngram",
         policy: str | None = None,
         *,
         dtype: str | None = None,
         **config: Any,
     ) -> None:
-        named = {"model.path": str(model), "drafter.kind": drafter, "policy.name": policy, "model.dtype": dtype}
+        drafting = "drafter.kind" if isinstance(drafter, str) else "drafter"
+        named = {"model.path": str(model), drafting: drafter, "policy.name": policy, "model.dtype": dtype}
         self._hosted = _start()({**config, **{key: value for key, value in named.items() if value is not None}})
         self._client = self._hosted.client
         self.endpoint = self._client.endpoint
