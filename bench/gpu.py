@@ -161,7 +161,7 @@ def _facts(device: torch.device) -> dict[str, Any]:
         "torch": torch.__version__,
         "cuda": torch.version.cuda,
         "device": device.type,
-        "cores": len(os.sched_getaffinity(0)),
+        "machine": _machine(),
         "sequences": SEQUENCES,
         "k": DRAFTED,
         "errors": [],
@@ -177,6 +177,15 @@ def _facts(device: torch.device) -> dict[str, Any]:
             "capability": [found.major, found.minor],
         }
     return facts
+
+
+def _machine() -> dict[str, Any]:
+    """Commit, versions and processor, where what tells them is installed."""
+    try:
+        from bench.machine import facts
+    except ImportError:
+        return {}
+    return facts()
 
 
 def _options(arguments: list[str] | None) -> argparse.Namespace:
