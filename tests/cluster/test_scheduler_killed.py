@@ -121,6 +121,17 @@ def test_several_answers_with_logprobs_and_penalties(cluster: Processes) -> None
             assert mine.logprob == pytest.approx(theirs.logprob, abs=1e-4)
 
 
+@pytest.mark.parametrize("n", [1, 2])
+def test_rule_ratio_goes_on(cluster: Processes, n: int) -> None:
+    """With new noise: the tokens are others than uncut, but the rule, the seed and the length are kept."""
+    options = {"prompt_token_ids": PROMPT, "max_tokens": 300, "ignore_eos": True, "n": n, "logprobs": 1}
+    cut, shown = interrupted(cluster, **options, temperature=1.0, top_p=0.9, seed=11, rule="ratio")
+    assert (cut.rule, cut.seed, cut.finish_reason, len(cut.alternatives)) == ("ratio", 11, "length", n - 1)
+    assert cut.attempt >= 1 and shown == cut.text
+    for one in (cut, *cut.alternatives):
+        assert len(one.token_ids) == len(one.logprobs) == 300
+
+
 def test_a_scheduler_that_drains(cluster: Processes) -> None:
     options = {"prompt_token_ids": PROMPT, "max_tokens": 1000, "ignore_eos": True, "max_draft_tokens": 0}
     cut, _ = interrupted(cluster, signal.SIGTERM, **options)

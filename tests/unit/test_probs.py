@@ -10,7 +10,9 @@ import pytest
 import torch
 from transformers import MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
-from services.model.probs import RowLaw, draw, keep, scale
+from services.kernels.noise_ref import noise_key
+from services.model.edits import Edits
+from services.model.probs import RowLaw, draw, draw_from, keep, log_laws, scale
 from tests.support import noise
 from tests.support.stats import chi_square_p
 
@@ -134,6 +136,53 @@ def test_bfloat16_logits_are_drawn_in_float32() -> None:
     logits = (torch.randn(50, 300, generator=torch.Generator().manual_seed(5)) * 3).bfloat16()
     laws = [RowLaw(0.8, (i % 2) * 20, 1.0, i, 0) for i in range(50)]
     assert draw(logits, laws) == draw(logits.float(), laws)
+
+
+@pytest.mark.parametrize("vocab", [1, 5, 330])
+def test_log_laws_are_the_definition(vocab: int) -> None:
+    laws = [
+        RowLaw(temperature, top_k, top_p, 0, 0)
+        for temperature, top_k, top_p in itertools.product([0.3, 1.0, 2.5], [0, 1, 2, 40, 1000], [1.0, 0.9, 0.3])
+    ]
+    logits = torch.randn(len(laws), vocab, generator=torch.Generator().manual_seed(6)) * 2
+    before = logits.clone()
+    for row, law, got in zip(logits, laws, log_laws(logits, laws), strict=True):
+        ids, p = noise.survivors(row.numpy(), law.temperature, law.top_k, law.top_p)
+        wanted = np.zeros(vocab)
+        wanted[ids] = p
+        assert np.abs(got.exp().numpy() - wanted).max() < 1e-5
+        assert set(torch.isfinite(got).nonzero().flatten().tolist()) == set(ids)
+    assert (logits == before).all()
+
+
+def test_log_laws_after_edits_and_min_p() -> None:
+    """The logits stay as they are: their own law is reported beside the answer."""
+    logits = torch.tensor([[1.0, 2.0, 0.5, -3.0], [1.0, 2.0, 0.5, -3.0]])
+    before = logits.clone()
+    edits = Edits(allowed=torch.tensor([0, 2, 3]))
+    table = log_laws(logits, [RowLaw(1.0, 0, 1.0, 0, 0, 0.1, edits), RowLaw(1.0, 0, 1.0, 0, 0, 0.1)])
+    assert torch.isfinite(table).tolist() == [[True, False, True, False], [True, True, True, False]]
+    ratios = torch.exp(table[:, 0] - table[:, 2])
+    assert torch.allclose(ratios, torch.tensor(0.5).exp()) and torch.allclose(table.exp().sum(dim=-1), torch.ones(2))
+    assert (logits == before).all()
+
+
+def test_log_laws_of_extreme_logits() -> None:
+    sure = torch.tensor([[1e30, -1e30, 0.0], [0.0, float("-inf"), 1.0]])
+    for temperature, top_k, top_p in itertools.product([1e-45, 0.01, 1.0], [0, 2], [1.0, 0.5]):
+        table = log_laws(sure, [RowLaw(temperature, top_k, top_p, 0, 0)] * 2)
+        assert not table.isnan().any() and table[0, 0] == 0 and table[1, 1] == float("-inf")
+
+
+def test_draw_from_any_weights() -> None:
+    """Gumbel-max by its definition, whatever the weights sum to."""
+    weights = torch.randn(300, 50, generator=torch.Generator().manual_seed(7)) * 4
+    weights[torch.rand(300, 50, generator=torch.Generator().manual_seed(8)) < 0.5] = float("-inf")
+    weights += torch.arange(300)[:, None] - 150.0
+    chosen = draw_from(weights, [noise_key(i, 2, 3, 4, 5) for i in range(300)])
+    for i, (row, token) in enumerate(zip(weights.numpy(), chosen, strict=True)):
+        scores = row + noise.gumbel(i, 2, np.arange(50), 3, 4, 5)
+        assert scores[token] > np.sort(scores)[-1] - 1e-4 and np.isfinite(row[token])
 
 
 LOGITS = torch.tensor([1.0, -0.5, 0.3, 2.0, -2.0, 0.3, 0.9, -1.0])
