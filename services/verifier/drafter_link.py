@@ -40,6 +40,7 @@ class Connection:
     """Tokens of context that all sessions may hold together; 0 is without bound."""
     max_rows: int = 0
     """Most feature rows of a message; 0 is without bound."""
+    max_message_bytes: int = 0
     signals: tuple[str, ...] = ()
     supports_ratio: bool = False
     """Whether its drafts carry q."""
@@ -162,6 +163,7 @@ class DrafterLink:
                 window=theirs.window,
                 kv_tokens=theirs.kv_tokens,
                 max_rows=theirs.max_rows,
+                max_message_bytes=theirs.max_message_bytes,
                 signals=tuple(theirs.signals),
                 supports_ratio=theirs.supports_ratio,
             )

@@ -191,7 +191,10 @@ def _rows_to_send(
     """
     if not connection.rows:
         return {}
-    room = _ROW_BYTES_PER_MESSAGE // features.row_bytes
+    most = min(
+        _ROW_BYTES_PER_MESSAGE, connection.max_message_bytes // 2 or _ROW_BYTES_PER_MESSAGE
+    )  # ids come with them
+    room = most // features.row_bytes
     room = max(1, min(room, connection.max_rows or room))
     names, spans = [], []
     for request, session in sorted(admitted, key=lambda it: len(it[0].tokens) - it[1].rows):

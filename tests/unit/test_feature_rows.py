@@ -170,9 +170,10 @@ def test_lost_rows_are_sent_again(llama: TinyLlama, target: Target) -> None:
     scene.check("a")
 
 
-def test_long_texts_are_told_in_pieces(llama: TinyLlama, target: Target) -> None:
+@pytest.mark.parametrize("limit", [{"max_rows": 9}, {"max_message_bytes": 2 * 9 * 24 * 4 + 100}])
+def test_long_texts_are_told_in_pieces(llama: TinyLlama, target: Target, limit: dict[str, int]) -> None:
     """Meanwhile those who lack little draft in every step."""
-    scene = Scene(llama, target, {"max_rows": 9})
+    scene = Scene(llama, target, limit)
     scene.run.submit(scene.request("d"))
     scene.run.until(lambda: len(scene.asked("d")) == 1)
     scene.run.submit(scene.request("a"))
@@ -180,6 +181,8 @@ def test_long_texts_are_told_in_pieces(llama: TinyLlama, target: Target) -> None
     assert len(scene.asked("d")) == len(scene.decode_steps("d")) >= 4
     scene.run.until(lambda: not scene.run.engine.busy)
     scene.check("a", "d")
+    commits = [commit for message in scene.drafter.requests for commit in message.commits]
+    assert max(commit.feature_rows.shape[0] for commit in commits if commit.HasField("feature_rows")) <= 9
 
 
 def test_a_drafter_with_a_window_gets_no_more_than_that(llama: TinyLlama, target: Target) -> None:
@@ -189,6 +192,44 @@ def test_a_drafter_with_a_window_gets_no_more_than_that(llama: TinyLlama, target
     assert told.first == len(PROMPTS["a"]) + 1 - 12
     scene.check("a")
     assert scene.asked("a")[0] == len(PROMPTS["a"]) + 1
+
+
+def test_a_window_leaves_rows_of_another_projection_behind(llama: TinyLlama, target: Target) -> None:
+    """Once the window holds none but its own a drafter drafts for a request that began with another."""
+    scene = Scene(llama, target, {"window": 12})
+    scene.run.submit(scene.request("a", count=40))
+    scene.run.until(lambda: len(scene.asked("a")) == 2)
+    scene.drafter.lose()
+    scene.drafter.weights = B
+    scene.drafter.reconnect()
+    before = len(scene.asked("a"))
+    scene.run.until(lambda: not scene.run.engine.busy)
+    later = scene.asked("a")[before:]
+    assert later and later[0] > scene.asked("a")[before - 1] + 11
+    scene.check("a")
+
+
+def test_a_windowed_session_that_lags_begins_again(llama: TinyLlama, target: Target) -> None:
+    """Nor is it sent rows that have left the window when some are lost."""
+    scene = Scene(llama, target, {"window": 6})
+    scene.run.submit(scene.request("a", count=40))
+    scene.run.until(lambda: len(scene.asked("a")) == 1)
+    scene.run.engine.set_policy(Policy("off", 0, (1, 2)))
+    for _ in range(8):
+        scene.run.step()
+    scene.run.engine.set_policy(Policy("fixed:3", K, (1, 3)))
+    scene.run.step()
+    assert len(scene.asked("a")) == 2
+    told = scene.drafter.told["a"]
+    assert told.first == len(told.tokens) - 6 and len(scene.drafter.requests[-1].opens) == 1
+    scene.check("a")
+    scene.drafter.keep("a", 0)
+    scene.run.step()
+    scene.run.step()
+    assert len(scene.asked("a")) == 3
+    told = scene.drafter.told["a"]
+    assert told.first == len(told.tokens) - 6
+    scene.check("a")
 
 
 def test_room_of_the_drafter_goes_to_the_oldest(llama: TinyLlama, target: Target) -> None:
