@@ -63,3 +63,21 @@ void silu_mul(const bf16 *gate_up, bf16 *out, int64_t rows, int64_t size, int th
             store(out + row * size + c, _mm512_mul_ps(_mm512_mul_ps(gate, sigmoid), up));
         }
 }
+
+// x [rows, stride], of which heads * size are read; cos [rows, size], sin [rows, size / 2]; out [rows, heads * size]:
+// each head's halves (a, b) become (a * cos - b * sin, b * cos + a * sin). size is a multiple of 32.
+void rotate(const bf16 *x, int64_t stride, const bf16 *cos, const bf16 *sin, bf16 *out, int64_t rows, int64_t heads,
+            int64_t size, int threads) {
+    const int64_t half = size / 2;
+#pragma omp parallel for num_threads(threads) if (rows * heads * size > ALONE)
+    for (int64_t row = 0; row < rows; row++)
+        for (int64_t head = 0; head < heads; head++) {
+            const bf16 *from = x + row * stride + head * size;
+            bf16 *to = out + (row * heads + head) * size;
+            for (int64_t c = 0; c < half; c += 16) {
+                const __m512 a = load(from + c), b = load(from + half + c), turn = load(sin + row * half + c);
+                store(to + c, _mm512_fnmadd_ps(b, turn, _mm512_mul_ps(a, load(cos + row * size + c))));
+                store(to + half + c, _mm512_fmadd_ps(a, turn, _mm512_mul_ps(b, load(cos + row * size + half + c))));
+            }
+        }
+}

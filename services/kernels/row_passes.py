@@ -1,7 +1,7 @@
 """Row-wise passes between a decoder's matrix products, in C for bfloat16 on CPUs with AVX512-BF16.
 
 torch runs each of them as two to six passes over memory; these are one, in float32, rounded once. The references are
-row_passes_ref and services.model.norm.
+row_passes_ref, services.model.norm and services.model.rope.
 """
 
 from __future__ import annotations
@@ -47,6 +47,18 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return out
 
 
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """As services.model.rope.rotate, where half a head is `offered`: x [n, heads, size] as in `rms_norm`."""
+    library = _library()
+    assert library is not None and x.dtype == cos.dtype == torch.bfloat16, "not offered"
+    assert x.stride(2) == 1 and x.stride(1) == x.shape[2], "heads that do not lie together"
+    assert cos.is_contiguous() and sin.is_contiguous(), "angles that do not lie together"
+    out = torch.empty(x.shape, dtype=x.dtype)
+    sizes = *x.shape, torch.get_num_threads()
+    library.rotate(x.data_ptr(), x.stride(0), cos.data_ptr(), sin.data_ptr(), out.data_ptr(), *sizes)
+    return out
+
+
 def silu_mul(gate_up: Tensor) -> Tensor:
     """As the reference; gate_up [n, 2 * size] is contiguous."""
     rows, size = gate_up.shape[0], gate_up.shape[1] // 2
@@ -77,5 +89,6 @@ def _library() -> ctypes.CDLL | None:
             integer,
         ]
         library.silu_mul.argtypes = [pointer, pointer, long, long, integer]
-        library.rms_norm.restype = library.silu_mul.restype = None
+        library.rotate.argtypes = [pointer, long, *[pointer] * 3, long, long, long, integer]
+        library.rms_norm.restype = library.silu_mul.restype = library.rotate.restype = None
     return library

@@ -7,6 +7,7 @@ import math
 import torch
 from torch import Tensor
 
+from services.kernels import row_passes
 from services.model.rope_parameters import Linear, Llama3, RopeParameters, Yarn
 
 
@@ -37,6 +38,8 @@ class Rope:
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """x [n, heads, head_dim] turned by the rows' angles; a new tensor."""
     half = x.shape[-1] // 2
+    if row_passes.offered(x.dtype, x.device, half):
+        return row_passes.rotate(x, cos, sin)
     out = x * cos
     out[..., :half].addcmul_(x[..., half:], sin, value=-1)
     out[..., half:].addcmul_(x[..., :half], sin)

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from services.kernels.ragged_attention import AttentionBlocks, RaggedAttention
 from services.kernels.ragged_attention_ref import AttentionGroup, ragged_attention
+from services.kernels.row_passes import silu_mul
 from services.model.arch import Arch, read_arch
 from services.model.dtypes import resolve_dtype
 from services.model.linear import Linear, padded
@@ -134,8 +135,7 @@ class Target:
                 attended = ragged_attention(q, cache, batch.groups, a.num_kv_heads, a.head_dim)
                 attended = F.pad(attended, (0, 0, 0, rows - n))
             x = layer.out.add_to(x, attended)
-            gate, up = layer.gate_up(layer.post_norm(x)).chunk(2, dim=-1)
-            x = layer.down.add_to(x, F.silu(gate).mul_(up))
+            x = layer.down.add_to(x, silu_mul(layer.gate_up(layer.post_norm(x))))
             if index in taps:
                 tapped.append(x[:n])
         samples = batch.sample_rows.numel()

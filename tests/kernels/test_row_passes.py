@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from services.kernels import row_passes, row_passes_ref
-from services.kernels.row_passes import rms_norm, silu_mul
+from services.kernels.row_passes import rms_norm, rotate, silu_mul
 
 CPU = torch.device("cpu")
 ROUNDED = {"rtol": 2.0**-8, "atol": 1e-30}
@@ -47,6 +47,21 @@ def test_norm_of_heads(shared: bool) -> None:
     got = rms_norm(wide[:, :5], weight, 1e-6)
     assert got.shape == (50, 5, 32) and got.is_contiguous()
     torch.testing.assert_close(got.double(), exact_norm(wide[:, :5], weight, 1e-6), **ROUNDED)
+
+
+@needs_native
+@pytest.mark.parametrize("rows", [1, 5, 200])
+@pytest.mark.parametrize("size", [32, 96])
+def test_rotate(rows: int, size: int) -> None:
+    """Complex numbers made of a head's halves, turned by the row's angles."""
+    wide, angle = numbers(rows, 5, size), torch.rand(rows, 1, size // 2, generator=torch.Generator().manual_seed(1)) * 7
+    cos, sin = angle.cos().bfloat16(), angle.sin().bfloat16()
+    got = rotate(wide[:, :3], torch.cat([cos, cos], dim=-1), sin)
+    assert got.shape == (rows, 3, size) and got.is_contiguous()
+    halves = wide[:, :3].double().chunk(2, dim=-1)
+    turned = torch.complex(*halves) * torch.complex(cos.double(), sin.double())
+    wanted = torch.cat([turned.real, turned.imag], dim=-1)
+    torch.testing.assert_close(got.double(), wanted, rtol=2.0**-8, atol=1e-6)
 
 
 @pytest.mark.parametrize("rows", [1, 5, 200])
