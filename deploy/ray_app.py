@@ -113,7 +113,7 @@ class RayPlacement:
         for name, application in self._serve.status().applications.items():
             for kind, deployment in application.deployments.items():
                 if name == APPLICATION.format(kind) and str(deployment.status.value) in ("DEPLOY_FAILED", "UNHEALTHY"):
-                    raise StartError(kind, reason(deployment.message), deployment.message[-3000:])
+                    raise failure(kind, deployment.message)
 
     def close(self) -> None:
         """Disconnects from Ray; a driver that stays connected would not survive Ray's end."""
@@ -165,10 +165,20 @@ class RayPlacement:
         raise StartError(kind, "not serving in time")
 
 
+def failure(kind: str, message: str) -> StartError:
+    """The error for a deployment that Serve gave up on; one that explains itself in one line is quoted alone."""
+    text = reason(message)
+    return StartError(kind, text, text if _own(message) else message[-3000:])
+
+
 def reason(message: str) -> str:
     """The line of Serve's deployment message that says what went wrong: our own error, else its last line."""
-    lines = [line.strip() for line in message.splitlines() if line.strip()]
-    own = [line for line in lines if line.startswith("kadence.errors.")]
+    own = _own(message)
     if own:
         return own[-1].partition(": ")[2]
+    lines = [line.strip() for line in message.splitlines() if line.strip()]
     return lines[-1] if lines else "no reason given"
+
+
+def _own(message: str) -> list[str]:
+    return [line.strip() for line in message.splitlines() if line.strip().startswith("kadence.errors.")]

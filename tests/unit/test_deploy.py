@@ -161,6 +161,10 @@ def test_the_reason_of_a_failed_deployment() -> None:
     assert ray_app.reason(trace) == "a.safetensors: ends early"
     assert ray_app.reason("The worker died.\n") == "The worker died."
     assert ray_app.reason("") == "no reason given"
+    # What explains itself is not shown with its traceback; what does not, is.
+    assert ray_app.failure("verifier", trace).log == "a.safetensors: ends early"
+    assert ray_app.failure("verifier", "Traceback\nKeyError: 3").log == "Traceback\nKeyError: 3"
+    assert str(ray_app.failure("drafter", trace)) == "drafter did not start: a.safetensors: ends early"
 
 
 def test_ray_keeps_its_sockets_within_the_limit_of_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -205,3 +209,11 @@ def test_the_demo_table() -> None:
     assert "2.00 times as fast; 3 of 3 answers are the same token ids." in text
     assert text.splitlines()[1].split() == ["plain", "decoding", "2.0", "2..2", "1.00", "0.00"]
     assert text.splitlines()[2].split() == ["speculation", "4.0", "4..4", "2.00", "3.00"]
+
+
+def test_paths_mean_the_users_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    plan = load_plan(None, {"drafter.options.checkpoint": "here/d", "drafter.options.draft_vocabulary_file": ""})
+    values = plan.with_model(tmp_path / "model").values
+    assert values["drafter.options.checkpoint"] == str(tmp_path / "here/d")
+    assert values["model.path"] == str(tmp_path / "model") and values["drafter.options.draft_vocabulary_file"] == ""
