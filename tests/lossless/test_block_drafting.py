@@ -86,6 +86,14 @@ def test_together_with_others(scene: Scene) -> None:
     assert run.engine.load().stats.preemptions
 
 
+def test_every_length(scene: Scene) -> None:
+    run, _ = scene.engine()
+    answers = run.play(*(request(str(k), PROMPTS["c"], COUNT, max_draft_tokens=k) for k in range(K + 1)))
+    for k in range(K + 1):
+        scene.check("c", answers[str(k)])
+        assert max(update.verified for update in answers[str(k)].updates) == k
+
+
 def test_after_a_prefix_hit(scene: Scene) -> None:
     run, link = scene.engine()
     run.play(request("a", PROMPTS["a"], COUNT))
