@@ -94,6 +94,7 @@ class RowsDrafter(ScriptedDrafter):
         for commit in request.commits:
             if commit.HasField("feature_rows") and commit.stamp.request_id in self.rows:
                 self._append(commit.stamp.request_id, commit)
+        self._check_room()
         super().send(request)
 
     def answer(self, response: pb.DraftResponse) -> None:
@@ -117,6 +118,11 @@ class RowsDrafter(ScriptedDrafter):
             return  # behind a gap; a resync is the answer
         assert commit.feature_base == held.end, "a gap, or rows that were sent already"
         held.parts.append(part)
+
+    def _check_room(self) -> None:
+        most, window = self.limits.get("kv_tokens", 0), self.limits.get("window", 0)
+        held = [min(rows.end, window - 1) if window else rows.end for rows in self.rows.values()]
+        assert not most or sum(held) <= most, "more tokens of context than there is room for"
 
     def _check_size(self, request: pb.DraftRequest) -> None:
         rows = [commit.feature_rows for commit in request.commits if commit.HasField("feature_rows")]
