@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
+from services.drafter.draft_arch import read_draft_arch
+from services.drafter.draft_weights import load_draft
+from services.drafter.methods import Setting, create
+from services.runtime.config import ModelConfig
 from services.verifier.request import FinishReason, Request
 from services.verifier.target import Target
-from tests.support import plain_ratio
+from tests.support import noise, plain_ratio
 from tests.support.engine_harness import Harness, request
+from tests.support.method_drafter import MethodDrafter
 from tests.support.plain_ratio import LawDrafter, Propose
 from tests.support.plain_sampling import Logits, Plain
 from tests.support.scripted_drafter import ScriptedDrafter
 from tests.support.stats import chi_square_p
+from tests.support.tiny_drafter import TARGET_LAYERS, write_drafter
 from tests.support.tiny_llama import TinyLlama
 
 VOCAB, COUNT = 40, 14
@@ -93,11 +101,8 @@ def cases(logits: Logits, propose: Propose, k: int) -> list[Case]:
     return found
 
 
-@pytest.mark.parametrize("kind", CANDIDATES)
-@pytest.mark.parametrize("k", [0, 3, 7])
+@pytest.mark.parametrize(("k", "kind"), [(0, "one-hot"), *itertools.product([3, 7], CANDIDATES)])
 def test_ids_are_those_of_the_definition(target: Target, logits: Logits, k: int, kind: str) -> None:
-    if k == 0 and kind != "one-hot":
-        pytest.skip("nothing is drafted")
     propose = plain_ratio.drafts(logits, VOCAB, CANDIDATES[kind], seed=k)
     wanted = cases(logits, propose, k)
     harness = Harness(target, k=k, drafter=LawDrafter(propose))
@@ -152,14 +157,16 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> TinyLlama:
     return TinyLlama(tmp_path_factory.mktemp("small"), seed=5, vocab_size=10, hidden_size=32, intermediate_size=32)
 
 
-def law_after(llama: TinyLlama, prompt: list[int], length: int) -> dict[Any, float]:
+def law_after(
+    llama: TinyLlama, prompt: list[int], length: int, temperature: float = 1.0, top_k: int = 0
+) -> dict[Any, float]:
     """The model's own law of the next `length` tokens."""
     found: dict[tuple[int, ...], float] = {(): 1.0}
     for _ in range(length):
         longer: dict[tuple[int, ...], float] = {}
         for tokens, probability in found.items():
-            weights = np.exp(llama.logits([*prompt, *tokens])[-1].numpy().astype(np.float64))
-            longer |= {(*tokens, a): probability * weights[a] / weights.sum() for a in range(len(weights))}
+            ids, law = noise.survivors(llama.logits([*prompt, *tokens])[-1].numpy(), temperature, top_k, 1.0)
+            longer |= {(*tokens, a): probability * p for a, p in zip(ids, law.tolist(), strict=True)}
         found = longer
     return found
 
@@ -167,7 +174,7 @@ def law_after(llama: TinyLlama, prompt: list[int], length: int) -> dict[Any, flo
 @pytest.mark.parametrize(("drawn", "right"), [([0.5, 0.3, 0.2], True), ([1.0, 0.0, 0.0], False)])
 def test_law_of_three_tokens(small: TinyLlama, drawn: list[float], right: bool) -> None:
     """Drafts far from the model's law: tokens come as the model says; and if the drafter lies, that is seen."""
-    rng, prompt, count = random.Random(0), [3, 1, 4, 1, 5], 2000
+    rng, prompt, count = random.Random(0), [3, 1, 4, 1, 5], 1200
     said = {7: 0.5, 2: 0.3, 5: 0.2}
 
     def propose(tokens: list[int], most: int) -> tuple[list[int], list[dict[int, float]]]:
@@ -180,6 +187,23 @@ def test_law_of_three_tokens(small: TinyLlama, drawn: list[float], right: bool) 
     p = chi_square_p(seen, law_after(small, prompt, 3))
     assert p > 1e-3 if right else p < 1e-9
     assert harness.engine.load().stats.accepted > count / 10
+
+
+@pytest.mark.parametrize("kind", ["dflash2", "dflash"])
+def test_law_with_a_block_drafter(tmp_path_factory: pytest.TempPathFactory, kind: str) -> None:
+    """The real kinds: what they report is what they draw from, with noise of their own."""
+    folder, prompt, count = tmp_path_factory.mktemp(kind), [3, 1, 4, 1, 5], 800
+    llama = TinyLlama(folder / "model", seed=2, vocab_size=20, num_hidden_layers=TARGET_LAYERS)
+    write_drafter(folder / "drafter", kind, seed=4, vocab_size=20, mask_token_id=19)
+    weights = load_draft(folder / "drafter", read_draft_arch(folder / "drafter"), torch.float32).projection
+    setting = Setting(3, 64, 16384, ModelConfig(path=str(llama.folder), dtype="float32"))
+    drafter = MethodDrafter(create(kind, {"checkpoint": str(folder / "drafter")}, setting), weights)
+    harness = Harness(Target(llama.folder, "float32"), k=3, drafter=drafter, max_num_seqs=64)
+    work = [request(str(i), prompt, 5, seed=i, temperature=4.0, top_k=6, rule="ratio") for i in range(count)]
+    seen = [tuple(answer.tokens[:3]) for answer in harness.run(work).values()]
+    assert chi_square_p(seen, law_after(llama, prompt, 3, 4.0, 6)) > 1e-3
+    stats = harness.engine.load().stats
+    assert stats.verified > count and stats.accepted > count / 20 and not harness.drafting.counters.stale
 
 
 def test_faulty_and_missing_drafts_leave_an_answer(target: Target) -> None:
