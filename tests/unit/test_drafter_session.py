@@ -191,11 +191,12 @@ def test_whatever_comes_the_method_gets_every_row_once_in_order(seed: int) -> No
     for number in range(400):
         name = rng.choice("abc")
         where = stamp(rng.choice((0, rng.randint(0, 9))), name=name)
+        carried = rows(rng.choice((0, rng.randint(0, 9))), rng.randint(0, 8))
         step = Step(
             number,
             closes=[stamp(name=name)] if rng.random() < 0.05 else [],
             opens=[stamp(name=name)] if rng.random() < 0.1 else [],
-            commits=[Commit(where, [1] * rng.randint(0, 6), rows(rng.choice((0, rng.randint(0, 9))), rng.randint(0, 8)))],
+            commits=[Commit(where, [1] * rng.randint(0, 6), carried)],
             wishes=[Wish(stamp(rng.randint(0, 12), name=name), 1)],
         )
         plan = sessions.plan(step)
