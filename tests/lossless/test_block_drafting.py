@@ -79,7 +79,7 @@ def drafted(link: MethodDrafter, name: str) -> dict[int, list[int]]:
 
 def test_together_with_others(scene: Scene) -> None:
     """Chunked prompts, few pages, pre-emption: the same drafts as alone."""
-    run, link = scene.engine(num_pages=22, max_num_batched_tokens=40)
+    run, link = scene.engine(num_pages=16, max_num_batched_tokens=40)
     for name, answer in run.play(*(request(name, PROMPTS[name], COUNT) for name in PROMPTS)).items():
         scene.check(name, answer)
         assert drafted(link, name) == scene.fresh(name)
