@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate, takewhile
+from itertools import accumulate, islice, takewhile
 
 import numpy as np
 import torch
@@ -39,7 +39,7 @@ def judge(logits: Tensor, trials: list[Trial]) -> list[list[int]]:
         mine = [i for i, trial in enumerate(trials) if trial.laws and (trial.noise is not None) is named]
         if mine:
             rows = [row for i in mine for row in range(ends[i] - len(trials[i].laws), ends[i])]
-            found = rule(logits if len(rows) == len(logits) else logits[rows], [trials[i] for i in mine])
+            found = rule(_rows(logits, rows), [trials[i] for i in mine])
             for i, tokens in zip(mine, found, strict=True):
                 verdicts[i] = tokens
     return verdicts
@@ -59,13 +59,30 @@ def match(draft: Sequence[int], chosen: Sequence[int]) -> int:
 
 
 def _by_match(logits: Tensor, trials: list[Trial]) -> list[list[int]]:
-    chosen = draw(logits, [law for trial in trials for law in trial.laws])
-    verdicts, row = [], 0
-    for trial in trials:
-        mine = chosen[row : row + len(trial.laws)]
-        verdicts.append(mine[: match(trial.draft.token_ids, mine) + 1])
-        row += len(trial.laws)
+    """Greedy rows all at once; a sampled row, which costs much more, only if the draft stands up to it."""
+    starts = list(accumulate((len(trial.laws) for trial in trials), initial=0))[:-1]
+    verdicts: list[list[int]] = [[] for _ in trials]
+    greedy = [i for i, trial in enumerate(trials) if all(law.temperature == 0 for law in trial.laws)]
+    if greedy:
+        rows = [starts[i] + k for i in greedy for k in range(len(trials[i].laws))]
+        tokens = iter(draw(_rows(logits, rows), [law for i in greedy for law in trials[i].laws]))
+        for i in greedy:
+            chosen = list(islice(tokens, len(trials[i].laws)))
+            verdicts[i] = chosen[: match(trials[i].draft.token_ids, chosen) + 1]
+    depth, standing = 0, sorted(set(range(len(trials))) - set(greedy))
+    while standing:
+        tokens = iter(
+            draw(_rows(logits, [starts[i] + depth for i in standing]), [trials[i].laws[depth] for i in standing])
+        )
+        for i in standing:
+            verdicts[i].append(next(tokens))
+        standing = [i for i in standing if trials[i].draft.token_ids[depth : depth + 1] == verdicts[i][-1:]]
+        depth += 1
     return verdicts
+
+
+def _rows(logits: Tensor, rows: list[int]) -> Tensor:
+    return logits if len(rows) == len(logits) else logits[rows]
 
 
 def _by_ratio(logits: Tensor, trials: list[Trial]) -> list[list[int]]:
