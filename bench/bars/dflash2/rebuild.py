@@ -23,7 +23,7 @@ from safetensors.torch import load_file, save_file
 from bench import drafter
 from bench.bars.bar import Bar
 from bench.bars.bench import Bench
-from bench.cluster import pid_of, running
+from bench.cluster import running
 from bench.load import Answer, play
 from bench.reference import Reference
 from deploy import processes
@@ -32,9 +32,10 @@ from kadence import AsyncClient
 from services.model.fetch import resolve
 
 MINUTES = 4
-_PROMPTS, _TOKENS, _LONG = 8, 48, 900
+_PROMPTS, _TOKENS = 8, 48
+_LONG, _NEVER = 700, 3_000  # tokens of a long answer that is compared, and of one that is given up before its end
 _BEFORE = 24  # chunks of the running request before the drafter is killed
-_READY_SECONDS = 90
+_READY_SECONDS = 180
 _WEIGHTS = "model.safetensors"
 
 
@@ -130,7 +131,7 @@ def _running_bar(bench: Bench, lengths: list[int], since: int, fresh: list[int])
     common = [place for place in places if place >= back and place in wanted]
     wrong = sum(places[place] != wanted[place] for place in common[:-1])  # the last one may have been cut short
     name = "steps with another acceptance after the drafter's death, running request"
-    return Bar.count(name, wrong, len(common) - 1, samples={"ours": lengths, "fresh": fresh, "since": first})
+    return Bar.count(name, wrong, max(0, len(common) - 1), samples={"ours": lengths, "fresh": fresh, "since": first})
 
 
 async def _fresh(folder: Path, prompts: list[list[int]], long: int) -> tuple[list[Answer], list[int]]:
@@ -151,7 +152,7 @@ async def _answers(client: AsyncClient, prompts: list[list[int]]) -> list[Answer
 
 
 def _request(ids: list[int], tokens: int) -> dict[str, Any]:
-    return {"prompt_token_ids": ids, "max_tokens": tokens, "ignore_eos": True}
+    return {"prompt_token_ids": ids, "max_tokens": tokens, "ignore_eos": True, "timeout": 900.0}
 
 
 @asynccontextmanager
@@ -160,7 +161,7 @@ async def _running(client: AsyncClient, ids: list[int]) -> AsyncIterator[Long]:
     long = Long()
 
     async def read() -> None:
-        async with client.stream(**_request(ids, _LONG)) as stream:
+        async with client.stream(**_request(ids, _NEVER)) as stream:
             first = True
             async for chunk in stream:
                 if not first and chunk.token_ids:
@@ -178,7 +179,7 @@ async def _running(client: AsyncClient, ids: list[int]) -> AsyncIterator[Long]:
 
 async def _restart(client: AsyncClient, log: Path, meanwhile: Callable[[], int]) -> int:
     """Kills the drafter, does `meanwhile`, starts it again as it was; what `meanwhile` gave once it is ready."""
-    pid = pid_of(await client.status(), "drafter")
+    (pid,) = await _drafters(client)
     process = psutil.Process(pid)
     command, env = process.cmdline(), process.environ()
     process.kill()
@@ -190,12 +191,17 @@ async def _restart(client: AsyncClient, log: Path, meanwhile: Callable[[], int])
     processes.spawn(command, log, env)
     async with asyncio.timeout(_READY_SECONDS):
         while True:
-            replicas = (await client.status()).replicas
-            if any(r.kind == "drafter" and r.state == "ready" and r.pid != pid for r in replicas):
+            if await _drafters(client) - {pid}:
                 break
             await asyncio.sleep(0.2)
     await asyncio.sleep(1)  # the verifier connects
     return given
+
+
+async def _drafters(client: AsyncClient) -> set[int]:
+    """Process ids of those that are ready; one that died is listed as lost."""
+    replicas = (await client.status()).replicas
+    return {replica.pid for replica in replicas if replica.kind == "drafter" and replica.state == "ready"}
 
 
 def _change_fc(folder: Path) -> None:

@@ -48,7 +48,7 @@ class Case:
     def options(self) -> dict[str, Any]:
         """Of its requests."""
         drawn = {"temperature": self.temperature, "rule": self.rule} if self.temperature else {"temperature": 0.0}
-        return {**drawn, "max_draft_tokens": self.k, "seed": 1, "max_tokens": _TOKENS, "ignore_eos": True}
+        return {**drawn, "max_draft_tokens": self.k, "seed": 1, "ignore_eos": True}
 
 
 def _cases() -> list[Case]:
@@ -74,7 +74,7 @@ async def measure(bench: Bench) -> AsyncIterator[Bar]:
                 for number in range(bench.rounds(_ROUNDS)):
                     texts = bench.prompts.take((number + 1) * streams)[-streams:]
                     for case in cases:
-                        await _play(clients[case.kind], case, texts)
+                        await _play(clients[case.kind], case, texts, _TOKENS if not bench.quick else _TOKENS // 4)
                     bench.say(f"{streams} streams, round {number + 1} of {bench.rounds(_ROUNDS)}")
                 for bar in _bars(streams, cases):
                     yield bar
@@ -89,8 +89,9 @@ def _clusters(folder: Path, ranked: Path) -> dict[str, dict[str, Any]]:
     return {"dflash2": {**drafter.settings(folder), **vocabulary}, "ngram": ngram}
 
 
-async def _play(client: AsyncClient, case: Case, texts: list[str]) -> None:
-    requests = [{"messages": [{"role": "user", "content": text}], **case.options} for text in texts]
+async def _play(client: AsyncClient, case: Case, texts: list[str], tokens: int) -> None:
+    options = {**case.options, "max_tokens": tokens}
+    requests = [{"messages": [{"role": "user", "content": text}], **options} for text in texts]
     done = await play(client, requests)
     case.rates.append(done.decode_rate)
     for answer in done.answers:
