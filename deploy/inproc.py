@@ -64,9 +64,15 @@ class InprocCluster:
 
     async def drain(self, grace: float) -> None:
         """Drains the services in the order they started: the scheduler first, since it brings the work."""
+        failed: Exception | None = None
         for service in self.services:
-            await service.drain(grace)
+            try:
+                await service.drain(grace)
+            except Exception as error:  # the others end all the same
+                failed = failed or error
         self.services.clear()
+        if failed is not None:
+            raise failed
 
 
 def main(argv: list[str] | None = None) -> int:

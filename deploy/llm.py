@@ -112,20 +112,29 @@ class Background:
         ):
             self._started.set_result(None)
             try:
-                await asyncio.Event().wait()  # until close() cancels
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:  # by close()
+                # What follows is no longer cancelled: Python before 3.11.4 takes any timeout in such a task for another
+                # cancellation, and services would be left as they are.
+                _this_task().uncancel()
             finally:
                 for task in self._work:
                     task.cancel()
                 await asyncio.gather(*self._work, return_exceptions=True)
 
     async def _tracked(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        task = asyncio.current_task()
-        assert task is not None
+        task = _this_task()
         self._work.add(task)
         try:
             return await coroutine
         finally:
             self._work.discard(task)
+
+
+def _this_task() -> asyncio.Task[Any]:
+    task = asyncio.current_task()
+    assert task is not None, "called in a task"
+    return task
 
 
 def _quiet() -> None:
