@@ -191,11 +191,23 @@ def _machine() -> dict[str, Any]:
 def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench.gpu", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--out", type=Path, required=True, help="the JSON file to write")
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--shapes", nargs="+", choices=("qwen3-8b", "dense-27b", "tiny"), help="default: what fits")
+    parser.add_argument(
+        "--device",
+        choices=("cuda", "cpu"),
+        default="cuda" if torch.cuda.is_available() else "cpu",
+        help="default: cuda if there is one; on a cpu it only shows that everything runs",
+    )
+    parser.add_argument(
+        "--shapes",
+        nargs="+",
+        choices=("qwen3-8b", "dense-27b", "tiny"),
+        help="default: tiny on a cpu, else the two others",
+    )
     parser.add_argument("--seconds", type=float, default=280.0, help="no part begins later; default %(default)s")
     parser.add_argument("--rounds", type=int, default=15, help="timed repetitions; default %(default)s")
     options = parser.parse_args(arguments)
+    if options.device == "cuda" and not torch.cuda.is_available():
+        parser.error(f"--device cuda: torch {torch.__version__} finds no GPU")
     options.shapes = options.shapes or (["tiny"] if options.device == "cpu" else ["qwen3-8b", "dense-27b"])
     return options
 

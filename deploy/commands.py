@@ -17,7 +17,11 @@ def up(subparsers: Any) -> None:
     parser = subparsers.add_parser("up", help="start a cluster and wait until it serves")
     parser.add_argument("-f", "--file", metavar="TOML", help="configuration; defaults without")
     parser.add_argument("--policy", metavar="NAME", help='how many drafted tokens are verified: "off" or "fixed:K"')
-    parser.add_argument("--drafter", metavar="KIND", help='drafter kind: "ngram", "dflash2", "dflash" or "none"')
+    parser.add_argument(
+        "--drafter",
+        metavar="KIND",
+        help='"ngram", "none", or "dflash2" or "dflash", which need --set drafter.options.checkpoint=FOLDER',
+    )
     parser.add_argument("--model", metavar="PATH", help="model folder, or a name that `kadence models list` shows")
     parser.add_argument(
         "--transport", choices=("ray", "grpc", "inproc"), help="Ray (default), plain processes, or one process"

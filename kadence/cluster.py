@@ -39,7 +39,7 @@ class Hosted(Protocol):
 class LLM:
     """A model with its drafter, served inside this process. Use it as a context manager, or call close().
 
-    `model` is a folder or a name that `kadence models list` shows, fetched if it is missing; `drafter` is a kind, or
+    `model` is a folder or a name that `kadence models list` shows, fetched if it is missing; `drafter` is one kind, or
     the whole table: `drafter={"kind": "dflash2", "options": {"checkpoint": folder}}`; `policy` is "off" or "fixed:K".
     Any other key of a configuration file goes by its table: `verifier={"kv_tokens": 65536}`. Threads may
     share it, and whether an event loop runs in the caller's thread does not matter. Raises ConfigError or
@@ -55,7 +55,7 @@ class LLM:
         dtype: str | None = None,
         **config: Any,
     ) -> None:
-        drafting = "drafter.kind" if isinstance(drafter, str) else "drafter"
+        drafting = "drafter" if isinstance(drafter, Mapping) else "drafter.kind"
         named = {"model.path": str(model), drafting: drafter, "policy.name": policy, "model.dtype": dtype}
         self._hosted = _start()({**config, **{key: value for key, value in named.items() if value is not None}})
         self._client = self._hosted.client

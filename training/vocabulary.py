@@ -36,7 +36,7 @@ def read_responses(path: Path, vocab_size: int) -> Iterator[list[int]]:
     try:
         lines = path.open(encoding="utf-8")
     except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error}") from None
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
     with lines:
         for number, line in enumerate(lines, start=1):
             try:
@@ -68,7 +68,9 @@ def end_ids(folder: Path, vocab_size: int) -> list[int]:
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m training.vocabulary", description=__doc__.split("\n")[0])
-    parser.add_argument("--data", type=Path, required=True, help="JSON lines with response_ids")
+    parser.add_argument(
+        "--data", type=Path, required=True, help='JSON lines with "response_ids": [token ids of an answer]'
+    )
     parser.add_argument("--model", required=True, help="the target: a folder, or a name of `kadence models list`")
     parser.add_argument("--out", type=Path, required=True, help="the file to write")
     args = parser.parse_args(arguments)

@@ -78,7 +78,13 @@ def _parser() -> argparse.ArgumentParser:
     known = ", ".join(groups.groups())
     parser.add_argument("--only", metavar="NAME", default="", help=f"a group ({known}) or group/capability; else all")
     parser.add_argument("--prompts", metavar="DIR", type=Path, default=tasks.OURS, help="folder of .jsonl prompts")
-    parser.add_argument("--drafter", metavar="DIR", type=Path, help=f"the drafter's checkpoint; else {drafter.OURS}")
+    ours = drafter.OURS.relative_to(machine.ROOT)
+    parser.add_argument(
+        "--drafter",
+        metavar="DIR",
+        type=Path,
+        help=f"the drafter's checkpoint, which the group dflash2 needs; default: {ours} of this repository, if there",
+    )
     parser.add_argument("--out", metavar="FILE", type=Path, help="where to write the JSON; bench/results/local without")
     parser.add_argument("--quick", action="store_true", help="few samples, to see that everything works")
     return parser

@@ -19,7 +19,10 @@ def read_draft_vocabulary(path: Path, size: int, vocab_size: int) -> Tensor:
     """
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        hint = "; `python -m training.vocabulary` makes one" if isinstance(error, FileNotFoundError) else ""
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}{hint}") from None
+    except ValueError as error:
         raise ConfigError(f"{path}: cannot be read: {error}") from None
     ids = data.get("token_ids") if isinstance(data, dict) else None
     if not isinstance(ids, list):

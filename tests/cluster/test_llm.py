@@ -135,6 +135,7 @@ def test_what_is_no_list_is_named(llm: LLM) -> None:
     [
         ({"model": "no-such-model"}, "no-such-model: no such folder", CheckpointError),
         ({"drafter": "oracle"}, '[drafter] kind = "oracle"', ConfigError),
+        ({"drafter": ["ngram", "dflash2"]}, "one drafter kind", ConfigError),
         ({"policy": "best"}, '[policy] name = "best"', ConfigError),
         ({"verifier": {"page_sise": 1}}, 'unknown key page_sise; did you mean "page_size"?', ConfigError),
         ({"kv_tokens": 64}, "kv_tokens: unknown section", ConfigError),

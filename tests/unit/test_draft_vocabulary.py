@@ -45,7 +45,7 @@ def test_wrong_files_are_told(tmp_path: Path, text: str, told: str) -> None:
 
 
 def test_no_file_is_told(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"missing\.json"):
+    with pytest.raises(ConfigError, match=r"missing\.json: .*No such file.*python -m training\.vocabulary"):
         read_draft_vocabulary(tmp_path / "missing.json", 2, 10)
 
 

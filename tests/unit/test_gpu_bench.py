@@ -159,3 +159,10 @@ def test_it_needs_neither_grpc_nor_pydantic() -> None:
     )
     result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert result.returncode == 0, result.stderr
+
+
+def test_no_gpu_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(SystemExit):
+        gpu.main(["--device", "cuda", "--out", str(tmp_path / "gpu.json")])
+    assert "finds no GPU" in capsys.readouterr().err

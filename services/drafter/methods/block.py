@@ -52,7 +52,7 @@ class BlockOptions(Frozen):
     draft_vocabulary: int = Field(0, ge=0)
     """How many of the most frequent tokens are drafted; 0 is all."""
     draft_vocabulary_file: str = ""
-    """Tokens by frequency; empty takes draft_vocabulary.json beside the checkpoint."""
+    """Tokens by frequency; empty takes draft_vocabulary.json in the checkpoint's folder."""
     threads: int = Field(0, ge=0, le=1024)
     """Compute threads; 0 takes OMP_NUM_THREADS, else one per available core."""
 
