@@ -161,6 +161,9 @@ class Drafting:
         self.counters.late += 1
         self._misses += 1
         if self._misses >= _MISSES_TO_SUSPEND + self._rows_since_answer // _ROWS_PER_MISS:
+            connection = self._link.connection
+            if connection is not None:
+                _log.warning("drafter %s is too slow: %d answers in a row late", connection.replica_id, self._misses)
             self._misses = self._rows_since_answer = 0
             self._link.suspend()
 

@@ -157,7 +157,7 @@ def test_a_loss_of_an_earlier_connection_does_not_matter() -> None:
     assert scene.talk((a, 1)) == {"a": [1]} and scene.drafting.counters.lost == 0
 
 
-def test_two_misses_in_a_row_suspend() -> None:
+def test_two_misses_in_a_row_suspend(caplog: pytest.LogCaptureFixture) -> None:
     drafter = Silent()
     scene, a = Scene(drafter), request("a", [1], 50)
     start = time.monotonic()
@@ -168,7 +168,10 @@ def test_two_misses_in_a_row_suspend() -> None:
     drafter.replies.put(drafter.held[-1])
     assert scene.drafting.collect(1) == {"a": Draft([1])}
     assert scene.talk((a, 1), deadline=0.01) == {} and drafter.suspensions == 0
+    assert not caplog.messages
+    name = scene.drafter.connection.replica_id if scene.drafter.connection else ""
     assert scene.talk((a, 1), deadline=0.01) == {} and drafter.suspensions == 1
+    assert name and caplog.messages == [f"drafter {name} is too slow: 2 answers in a row late"]
     assert scene.drafting.counters.late == 3
     assert scene.talk((a, 1), deadline=0.01) == {} and scene.drafting.counters.asked == 4
 
