@@ -9,6 +9,7 @@ import sys
 from typing import Any
 
 from deploy.config import Plan, load_plan
+from deploy.placement import StartError
 from kadence.errors import KadenceError
 from services.drafter.config import DrafterConfig
 from services.drafter.service import DrafterService
@@ -58,6 +59,17 @@ class InprocCluster:
         for replica in replicas:
             await replica.start()
             self.services.append(replica)
+        if self._plan.replicas["drafter"]:
+            await self._drafting([replica for replica in replicas if isinstance(replica, VerifierService)])
+
+    async def _drafting(self, verifiers: list[VerifierService]) -> None:
+        """Waits until the first request will be drafted for. Raises ConfigError, or StartError when time is up."""
+        try:
+            async with asyncio.timeout(self._plan.cluster.start_seconds):
+                for verifier in verifiers:
+                    await verifier.drafting()
+        except TimeoutError:
+            raise StartError("verifier", "it found no drafter in time") from None
 
     def _inner(self, service: str) -> str:
         return f"inproc://{self._name}-{service}"

@@ -138,6 +138,8 @@ def _replica(message: inference_pb2.ReplicaStatus) -> ReplicaStatus:
         kv_pages_total=message.kv_pages_total,
         policy_epoch=message.policy_epoch,
         stats=stats(message.stats),
+        drafter=message.drafter,
+        drafter_problem=message.drafter_problem,
     )
 
 

@@ -226,6 +226,10 @@ class ReplicaStatus:
     policy_epoch: str = ""
     stats: Stats = field(default_factory=Stats)
     """Totals since start."""
+    drafter: str = ""
+    """Replica id of the drafter that a verifier drafts with; empty: none."""
+    drafter_problem: str = ""
+    """Why the drafter it tried last can never be used; empty: none, or one that may come yet."""
 
 
 @dataclass(frozen=True)

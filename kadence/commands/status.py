@@ -20,6 +20,7 @@ _HEADER = (
     "WAITING",
     "KV PAGES",
     "ACCEPTANCE",
+    "DRAFTER",
     "PID",
     "METRICS",
     "HTTP",
@@ -51,7 +52,8 @@ def table(status: ClusterStatus) -> str:
         f"policy {status.policy} (epoch {status.policy_epoch}); "
         f"{status.requests_in_flight} in flight, {status.requests_queued} queued"
     )
-    return "\n".join([total, "", *(_line(row, widths) for row in rows)])
+    problems = [f"{r.kind} {r.replica_id}: {r.drafter_problem}" for r in status.replicas if r.drafter_problem]
+    return "\n".join([total, "", *(_line(row, widths) for row in rows), *([""] if problems else []), *problems])
 
 
 def _row(replica: ReplicaStatus) -> tuple[str, ...]:
@@ -66,6 +68,7 @@ def _row(replica: ReplicaStatus) -> tuple[str, ...]:
         str(replica.waiting),
         pages,
         acceptance,
+        replica.drafter or "-",
         str(replica.pid) if replica.pid else "-",
         replica.metrics_address or "-",
         replica.http_address or "-",

@@ -26,7 +26,7 @@ from kadence.internal import common_pb2 as kadence_dot_internal_dot_common__pb2
 from kadence.v1 import types_pb2 as kadence_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ekadence/internal/control.proto\x12\x10kadence.internal\x1a\x1dkadence/internal/common.proto\x1a\x16kadence/v1/types.proto\"\x86\x02\n\rAttachRequest\x12.\n\x08register\x18\x01 \x01(\x0b\x32\x1a.kadence.internal.RegisterH\x00\x12&\n\x04load\x18\x02 \x01(\x0b\x32\x16.kadence.internal.LoadH\x00\x12\x32\n\x08outcomes\x18\x03 \x01(\x0b\x32\x1e.kadence.internal.OutcomeBatchH\x00\x12\x30\n\theartbeat\x18\x04 \x01(\x0b\x32\x1b.kadence.internal.HeartbeatH\x00\x12.\n\x08\x64raining\x18\x05 \x01(\x0b\x32\x1a.kadence.internal.DrainingH\x00\x42\x07\n\x05\x65vent\"\xa4\x01\n\x08Register\x12\x32\n\x0b\x64\x65scription\x18\x01 \x01(\x0b\x32\x1d.kadence.internal.Description\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x17\n\x0fmetrics_address\x18\x03 \x01(\t\x12\x0b\n\x03pid\x18\x04 \x01(\x03\x12-\n\x0bheld_policy\x18\x05 \x01(\x0b\x32\x18.kadence.internal.Policy\"\xf9\x01\n\x04Load\x12\x0f\n\x07running\x18\x01 \x01(\x05\x12\x0f\n\x07waiting\x18\x02 \x01(\x05\x12\x1a\n\x12outstanding_tokens\x18\x03 \x01(\x03\x12\x15\n\rkv_pages_used\x18\x04 \x01(\x05\x12\x16\n\x0ekv_pages_total\x18\x05 \x01(\x05\x12*\n\x05stats\x18\x06 \x01(\x0b\x32\x1b.kadence.v1.GenerationStats\x12\r\n\x05steps\x18\x07 \x01(\x04\x12\x14\n\x0cstep_seconds\x18\x08 \x01(\x01\x12\x33\n\x0cpolicy_epoch\x18\t \x01(\x0b\x32\x1d.kadence.internal.PolicyEpoch\";\n\x0cOutcomeBatch\x12+\n\x08outcomes\x18\x01 \x03(\x0b\x32\x19.kadence.internal.Outcome\"\xd6\x01\n\x07Outcome\x12&\n\x05stamp\x18\x01 \x01(\x0b\x32\x17.kadence.internal.Stamp\x12\x0e\n\x06tenant\x18\x02 \x01(\t\x12\x0f\n\x07\x64rafted\x18\x03 \x01(\x05\x12\x10\n\x08verified\x18\x04 \x01(\x05\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x05 \x01(\x05\x12)\n\x07signals\x18\x06 \x01(\x0b\x32\x18.kadence.internal.Tensor\x12\x13\n\x0btemperature\x18\x07 \x01(\x02\x12\x1e\n\x04rule\x18\x08 \x01(\x0e\x32\x10.kadence.v1.Rule\"\n\n\x08\x44raining\"\xd8\x01\n\x0e\x41ttachResponse\x12\x32\n\nregistered\x18\x01 \x01(\x0b\x32\x1c.kadence.internal.RegisteredH\x00\x12*\n\x06policy\x18\x02 \x01(\x0b\x32\x18.kadence.internal.PolicyH\x00\x12+\n\x08\x64rafters\x18\x03 \x01(\x0b\x32\x17.kadence.internal.PeersH\x00\x12\x30\n\theartbeat\x18\x04 \x01(\x0b\x32\x1b.kadence.internal.HeartbeatH\x00\x42\x07\n\x05\x65vent\"=\n\nRegistered\x12\x14\n\x0cscheduler_id\x18\x01 \x01(\t\x12\x19\n\x11heartbeat_seconds\x18\x02 \x01(\x01\".\n\x05Peers\x12%\n\x05peers\x18\x01 \x03(\x0b\x32\x16.kadence.internal.Peer\"+\n\x04Peer\x12\x12\n\nreplica_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\"/\n\x0bPolicyEpoch\x12\x0f\n\x07\x62oot_id\x18\x01 \x01(\x04\x12\x0f\n\x07\x63ounter\x18\x02 \x01(\x04\"^\n\x06Policy\x12,\n\x05\x65poch\x18\x01 \x01(\x0b\x32\x1d.kadence.internal.PolicyEpoch\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x18\n\x10max_draft_tokens\x18\x03 \x01(\x05\x32\x61\n\x0e\x43ontrolService\x12O\n\x06\x41ttach\x12\x1f.kadence.internal.AttachRequest\x1a .kadence.internal.AttachResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ekadence/internal/control.proto\x12\x10kadence.internal\x1a\x1dkadence/internal/common.proto\x1a\x16kadence/v1/types.proto\"\x86\x02\n\rAttachRequest\x12.\n\x08register\x18\x01 \x01(\x0b\x32\x1a.kadence.internal.RegisterH\x00\x12&\n\x04load\x18\x02 \x01(\x0b\x32\x16.kadence.internal.LoadH\x00\x12\x32\n\x08outcomes\x18\x03 \x01(\x0b\x32\x1e.kadence.internal.OutcomeBatchH\x00\x12\x30\n\theartbeat\x18\x04 \x01(\x0b\x32\x1b.kadence.internal.HeartbeatH\x00\x12.\n\x08\x64raining\x18\x05 \x01(\x0b\x32\x1a.kadence.internal.DrainingH\x00\x42\x07\n\x05\x65vent\"\xa4\x01\n\x08Register\x12\x32\n\x0b\x64\x65scription\x18\x01 \x01(\x0b\x32\x1d.kadence.internal.Description\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x17\n\x0fmetrics_address\x18\x03 \x01(\t\x12\x0b\n\x03pid\x18\x04 \x01(\x03\x12-\n\x0bheld_policy\x18\x05 \x01(\x0b\x32\x18.kadence.internal.Policy\"\xa3\x02\n\x04Load\x12\x0f\n\x07running\x18\x01 \x01(\x05\x12\x0f\n\x07waiting\x18\x02 \x01(\x05\x12\x1a\n\x12outstanding_tokens\x18\x03 \x01(\x03\x12\x15\n\rkv_pages_used\x18\x04 \x01(\x05\x12\x16\n\x0ekv_pages_total\x18\x05 \x01(\x05\x12*\n\x05stats\x18\x06 \x01(\x0b\x32\x1b.kadence.v1.GenerationStats\x12\r\n\x05steps\x18\x07 \x01(\x04\x12\x14\n\x0cstep_seconds\x18\x08 \x01(\x01\x12\x33\n\x0cpolicy_epoch\x18\t \x01(\x0b\x32\x1d.kadence.internal.PolicyEpoch\x12\x0f\n\x07\x64rafter\x18\n \x01(\t\x12\x17\n\x0f\x64rafter_problem\x18\x0b \x01(\t\";\n\x0cOutcomeBatch\x12+\n\x08outcomes\x18\x01 \x03(\x0b\x32\x19.kadence.internal.Outcome\"\xd6\x01\n\x07Outcome\x12&\n\x05stamp\x18\x01 \x01(\x0b\x32\x17.kadence.internal.Stamp\x12\x0e\n\x06tenant\x18\x02 \x01(\t\x12\x0f\n\x07\x64rafted\x18\x03 \x01(\x05\x12\x10\n\x08verified\x18\x04 \x01(\x05\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x05 \x01(\x05\x12)\n\x07signals\x18\x06 \x01(\x0b\x32\x18.kadence.internal.Tensor\x12\x13\n\x0btemperature\x18\x07 \x01(\x02\x12\x1e\n\x04rule\x18\x08 \x01(\x0e\x32\x10.kadence.v1.Rule\"\n\n\x08\x44raining\"\xd8\x01\n\x0e\x41ttachResponse\x12\x32\n\nregistered\x18\x01 \x01(\x0b\x32\x1c.kadence.internal.RegisteredH\x00\x12*\n\x06policy\x18\x02 \x01(\x0b\x32\x18.kadence.internal.PolicyH\x00\x12+\n\x08\x64rafters\x18\x03 \x01(\x0b\x32\x17.kadence.internal.PeersH\x00\x12\x30\n\theartbeat\x18\x04 \x01(\x0b\x32\x1b.kadence.internal.HeartbeatH\x00\x42\x07\n\x05\x65vent\"=\n\nRegistered\x12\x14\n\x0cscheduler_id\x18\x01 \x01(\t\x12\x19\n\x11heartbeat_seconds\x18\x02 \x01(\x01\".\n\x05Peers\x12%\n\x05peers\x18\x01 \x03(\x0b\x32\x16.kadence.internal.Peer\"+\n\x04Peer\x12\x12\n\nreplica_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\"/\n\x0bPolicyEpoch\x12\x0f\n\x07\x62oot_id\x18\x01 \x01(\x04\x12\x0f\n\x07\x63ounter\x18\x02 \x01(\x04\"^\n\x06Policy\x12,\n\x05\x65poch\x18\x01 \x01(\x0b\x32\x1d.kadence.internal.PolicyEpoch\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x18\n\x10max_draft_tokens\x18\x03 \x01(\x05\x32\x61\n\x0e\x43ontrolService\x12O\n\x06\x41ttach\x12\x1f.kadence.internal.AttachRequest\x1a .kadence.internal.AttachResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -38,25 +38,25 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_REGISTER']._serialized_start=373
   _globals['_REGISTER']._serialized_end=537
   _globals['_LOAD']._serialized_start=540
-  _globals['_LOAD']._serialized_end=789
-  _globals['_OUTCOMEBATCH']._serialized_start=791
-  _globals['_OUTCOMEBATCH']._serialized_end=850
-  _globals['_OUTCOME']._serialized_start=853
-  _globals['_OUTCOME']._serialized_end=1067
-  _globals['_DRAINING']._serialized_start=1069
-  _globals['_DRAINING']._serialized_end=1079
-  _globals['_ATTACHRESPONSE']._serialized_start=1082
-  _globals['_ATTACHRESPONSE']._serialized_end=1298
-  _globals['_REGISTERED']._serialized_start=1300
-  _globals['_REGISTERED']._serialized_end=1361
-  _globals['_PEERS']._serialized_start=1363
-  _globals['_PEERS']._serialized_end=1409
-  _globals['_PEER']._serialized_start=1411
-  _globals['_PEER']._serialized_end=1454
-  _globals['_POLICYEPOCH']._serialized_start=1456
-  _globals['_POLICYEPOCH']._serialized_end=1503
-  _globals['_POLICY']._serialized_start=1505
-  _globals['_POLICY']._serialized_end=1599
-  _globals['_CONTROLSERVICE']._serialized_start=1601
-  _globals['_CONTROLSERVICE']._serialized_end=1698
+  _globals['_LOAD']._serialized_end=831
+  _globals['_OUTCOMEBATCH']._serialized_start=833
+  _globals['_OUTCOMEBATCH']._serialized_end=892
+  _globals['_OUTCOME']._serialized_start=895
+  _globals['_OUTCOME']._serialized_end=1109
+  _globals['_DRAINING']._serialized_start=1111
+  _globals['_DRAINING']._serialized_end=1121
+  _globals['_ATTACHRESPONSE']._serialized_start=1124
+  _globals['_ATTACHRESPONSE']._serialized_end=1340
+  _globals['_REGISTERED']._serialized_start=1342
+  _globals['_REGISTERED']._serialized_end=1403
+  _globals['_PEERS']._serialized_start=1405
+  _globals['_PEERS']._serialized_end=1451
+  _globals['_PEER']._serialized_start=1453
+  _globals['_PEER']._serialized_end=1496
+  _globals['_POLICYEPOCH']._serialized_start=1498
+  _globals['_POLICYEPOCH']._serialized_end=1545
+  _globals['_POLICY']._serialized_start=1547
+  _globals['_POLICY']._serialized_end=1641
+  _globals['_CONTROLSERVICE']._serialized_start=1643
+  _globals['_CONTROLSERVICE']._serialized_end=1740
 # @@protoc_insertion_point(module_scope)

@@ -37,7 +37,7 @@ class Register(_message.Message):
     def __init__(self, description: _Optional[_Union[_common_pb2.Description, _Mapping]] = ..., address: _Optional[str] = ..., metrics_address: _Optional[str] = ..., pid: _Optional[int] = ..., held_policy: _Optional[_Union[Policy, _Mapping]] = ...) -> None: ...
 
 class Load(_message.Message):
-    __slots__ = ("running", "waiting", "outstanding_tokens", "kv_pages_used", "kv_pages_total", "stats", "steps", "step_seconds", "policy_epoch")
+    __slots__ = ("running", "waiting", "outstanding_tokens", "kv_pages_used", "kv_pages_total", "stats", "steps", "step_seconds", "policy_epoch", "drafter", "drafter_problem")
     RUNNING_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
     OUTSTANDING_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -47,6 +47,8 @@ class Load(_message.Message):
     STEPS_FIELD_NUMBER: _ClassVar[int]
     STEP_SECONDS_FIELD_NUMBER: _ClassVar[int]
     POLICY_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    DRAFTER_FIELD_NUMBER: _ClassVar[int]
+    DRAFTER_PROBLEM_FIELD_NUMBER: _ClassVar[int]
     running: int
     waiting: int
     outstanding_tokens: int
@@ -56,7 +58,9 @@ class Load(_message.Message):
     steps: int
     step_seconds: float
     policy_epoch: PolicyEpoch
-    def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., outstanding_tokens: _Optional[int] = ..., kv_pages_used: _Optional[int] = ..., kv_pages_total: _Optional[int] = ..., stats: _Optional[_Union[_types_pb2.GenerationStats, _Mapping]] = ..., steps: _Optional[int] = ..., step_seconds: _Optional[float] = ..., policy_epoch: _Optional[_Union[PolicyEpoch, _Mapping]] = ...) -> None: ...
+    drafter: str
+    drafter_problem: str
+    def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., outstanding_tokens: _Optional[int] = ..., kv_pages_used: _Optional[int] = ..., kv_pages_total: _Optional[int] = ..., stats: _Optional[_Union[_types_pb2.GenerationStats, _Mapping]] = ..., steps: _Optional[int] = ..., step_seconds: _Optional[float] = ..., policy_epoch: _Optional[_Union[PolicyEpoch, _Mapping]] = ..., drafter: _Optional[str] = ..., drafter_problem: _Optional[str] = ...) -> None: ...
 
 class OutcomeBatch(_message.Message):
     __slots__ = ("outcomes",)

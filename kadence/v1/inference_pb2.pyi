@@ -142,7 +142,7 @@ class GetStatusResponse(_message.Message):
     def __init__(self, policy: _Optional[str] = ..., policy_epoch: _Optional[str] = ..., replicas: _Optional[_Iterable[_Union[ReplicaStatus, _Mapping]]] = ..., requests_in_flight: _Optional[int] = ..., requests_queued: _Optional[int] = ...) -> None: ...
 
 class ReplicaStatus(_message.Message):
-    __slots__ = ("replica_id", "kind", "address", "state", "serves", "metrics_address", "pid", "running", "waiting", "kv_pages_used", "kv_pages_total", "stats", "policy_epoch", "http_address")
+    __slots__ = ("replica_id", "kind", "address", "state", "serves", "metrics_address", "pid", "running", "waiting", "kv_pages_used", "kv_pages_total", "stats", "policy_epoch", "http_address", "drafter", "drafter_problem")
     REPLICA_ID_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
@@ -157,6 +157,8 @@ class ReplicaStatus(_message.Message):
     STATS_FIELD_NUMBER: _ClassVar[int]
     POLICY_EPOCH_FIELD_NUMBER: _ClassVar[int]
     HTTP_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    DRAFTER_FIELD_NUMBER: _ClassVar[int]
+    DRAFTER_PROBLEM_FIELD_NUMBER: _ClassVar[int]
     replica_id: str
     kind: str
     address: str
@@ -171,4 +173,6 @@ class ReplicaStatus(_message.Message):
     stats: _types_pb2.GenerationStats
     policy_epoch: str
     http_address: str
-    def __init__(self, replica_id: _Optional[str] = ..., kind: _Optional[str] = ..., address: _Optional[str] = ..., state: _Optional[str] = ..., serves: _Optional[str] = ..., metrics_address: _Optional[str] = ..., pid: _Optional[int] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., kv_pages_used: _Optional[int] = ..., kv_pages_total: _Optional[int] = ..., stats: _Optional[_Union[_types_pb2.GenerationStats, _Mapping]] = ..., policy_epoch: _Optional[str] = ..., http_address: _Optional[str] = ...) -> None: ...
+    drafter: str
+    drafter_problem: str
+    def __init__(self, replica_id: _Optional[str] = ..., kind: _Optional[str] = ..., address: _Optional[str] = ..., state: _Optional[str] = ..., serves: _Optional[str] = ..., metrics_address: _Optional[str] = ..., pid: _Optional[int] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., kv_pages_used: _Optional[int] = ..., kv_pages_total: _Optional[int] = ..., stats: _Optional[_Union[_types_pb2.GenerationStats, _Mapping]] = ..., policy_epoch: _Optional[str] = ..., http_address: _Optional[str] = ..., drafter: _Optional[str] = ..., drafter_problem: _Optional[str] = ...) -> None: ...

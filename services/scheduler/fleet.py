@@ -37,6 +37,8 @@ class Load:
     kv_pages_total: int = 0
     stats: object = None
     policy_epoch: Epoch = NO_EPOCH
+    drafter: str = ""
+    drafter_problem: str = ""
 
 
 @dataclass(slots=True, eq=False)
@@ -97,7 +99,8 @@ class Fleet:
         if replica.state == "draining":
             del self._replicas[replica.id]
         replica.state, replica.lost_at = "lost", now
-        replica.load = replace(replica.load, running=0, waiting=0, outstanding_tokens=0, kv_pages_used=0)
+        idle = replace(replica.load, running=0, waiting=0, outstanding_tokens=0, kv_pages_used=0)
+        replica.load = replace(idle, drafter="", drafter_problem="")
         return True
 
     def all(self, now: float) -> list[Replica]:
@@ -139,7 +142,8 @@ def mismatches(new: Description, others: Iterable[Description], model: str, voca
     for other in others:
         who = f"{other.kind} {other.replica_id}"
         mine, its = new.model_fingerprint, other.model_fingerprint
-        if mine and its and mine != its:
+        # A drafter of another target costs drafts alone: verifiers find out when they shake hands, and say so.
+        if mine and its and mine != its and new.kind == other.kind:
             found.append(FieldViolation("description.model_fingerprint", f"{mine!r}; {who} has {its!r}"))
             break
         mine, its = new.drafter_kind, other.drafter_kind

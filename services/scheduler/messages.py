@@ -220,6 +220,8 @@ def load(message: control_pb2.Load) -> Load:
         kv_pages_total=message.kv_pages_total,
         stats=message.stats,
         policy_epoch=epoch(message.policy_epoch),
+        drafter=message.drafter,
+        drafter_problem=message.drafter_problem,
     )
 
 
@@ -281,4 +283,6 @@ def replica_status(r: Replica) -> inference_pb2.ReplicaStatus:
         kv_pages_total=now.kv_pages_total,
         stats=now.stats if isinstance(now.stats, types_pb2.GenerationStats) else None,
         policy_epoch=str(now.policy_epoch) if now.policy_epoch.boot_id else "",
+        drafter=now.drafter,
+        drafter_problem=now.drafter_problem,
     )

@@ -30,8 +30,9 @@ class VerifierConfig(ServiceConfig):
     """Most requests waiting to run."""
     threads: int = Field(0, ge=0, le=1024)
     """Compute threads; 0 takes OMP_NUM_THREADS, else one per available core."""
-    draft_deadline_seconds: float = Field(0.05, gt=0, le=60)
-    """Shortest wait for a draft; a step waits longer only as far as a draft is expected to gain time."""
+    draft_deadline_seconds: float = Field(0.2, gt=0, le=60)
+    """Shortest wait for a draft, long enough that a busy machine's hiccups are not taken for a drafter that is gone; a
+    step waits longer only as far as a draft is expected to gain time."""
     grace_seconds: float = Field(10.0, ge=0, le=3600)
     """How long requests of a lost scheduler are kept."""
     heartbeat_seconds: float = Field(1.0, gt=0, le=60)

@@ -58,9 +58,12 @@ class Side:
 class DrafterLink:
     """Lives on the event loop; `connection`, `send`, `replies` and `suspend` may be used from the engine's thread."""
 
-    def __init__(self, ours: Callable[[], Side], heartbeat_seconds: float) -> None:
+    def __init__(self, ours: Callable[[], Side], heartbeat_seconds: float, on_change: Callable[[], None]) -> None:
         self._ours = ours
         self._heartbeat_seconds = heartbeat_seconds
+        self._on_change = on_change  # told on the event loop when `state` may be another
+        self._told = asyncio.Event()
+        self._problem = ""
         self._peers: list[tuple[str, str]] = []
         self._changed = asyncio.Event()
         self._outbox: asyncio.Queue[drafter_pb2.DraftRequest] = asyncio.Queue()
@@ -74,6 +77,20 @@ class DrafterLink:
         """None while there is nobody to ask."""
         self.replies: queue.SimpleQueue[drafter_pb2.DraftResponse | None] = queue.SimpleQueue()
         """Answers in order of arrival; None when a connection was lost."""
+
+    @property
+    def state(self) -> tuple[str, str]:
+        """Replica id of the drafter in use, and why the one tried last can never be; "" is none."""
+        connection = self.connection
+        return ("", self._problem) if connection is None else (connection.replica_id, "")
+
+    async def connected(self) -> None:
+        """Waits for a drafter. Raises ConfigError as soon as one does not fit."""
+        while self.connection is None:
+            if self._problem:
+                raise ConfigError(self._problem)
+            self._told.clear()
+            await self._told.wait()
 
     def start(self) -> None:
         """Begins to look for a drafter."""
@@ -110,24 +127,35 @@ class DrafterLink:
         wait, turn = _BACKOFF[0], 0
         while True:
             if not self._peers:
+                self._tell()  # whoever did not fit is gone
                 self._changed.clear()
                 await self._changed.wait()
                 continue
             replica_id, address = self._peers[turn % len(self._peers)]
             generation = self._generation
+            problem = ""
             try:
                 await self._serve(replica_id, address)
-            except (APIError, ConfigError) as error:
+            except ConfigError as error:
+                problem = str(error)
+                _log.warning("drafter %s: %s", address, error)
+            except APIError as error:
                 _log.warning("drafter %s: %s", address, error)
             except Exception:
                 _log.exception("drafter link failed")
             finally:
                 self.connection = None
+            self._tell(problem)
             if self._generation > generation and not self._suspended.is_set():
                 wait = _BACKOFF[0]
             turn += 1
             await self._pause(wait * random.uniform(0.8, 1.2))
             wait = min(_BACKOFF[1], wait * 2)
+
+    def _tell(self, problem: str = "") -> None:
+        self._problem = problem
+        self._told.set()
+        self._on_change()
 
     async def _pause(self, seconds: float) -> None:
         self._changed.clear()
@@ -167,6 +195,7 @@ class DrafterLink:
                 signals=tuple(theirs.signals),
                 supports_ratio=theirs.supports_ratio,
             )
+            self._tell()
             _log.info("drafting with %s at %s (%s)", replica_id, address, theirs.drafter_kind)
             watch = asyncio.create_task(self._until_unwanted(call.cancel))
             try:

@@ -53,7 +53,7 @@ class Limits:
 class Engine:
     """Owns the target, the KV pages and all request state. `submit`, `stop`, `set_policy` are thread-safe.
 
-    `on_step` is called in the engine's thread after each step that moved a request.
+    `on_step` is called in the engine's thread after each step that moved a request, or was asked to `report`.
     """
 
     def __init__(
@@ -73,6 +73,7 @@ class Engine:
         self._pace = Pace()
         self._inbox: Inbox[list[Update]] = Inbox()
         self._closing = False
+        self._report_due = False
         self._thread = threading.Thread(target=self._live, name="engine", daemon=True)
         self.policy = Policy()
         self.broken = False  # whether the thread died of a fault; the replica must then be replaced
@@ -103,6 +104,10 @@ class Engine:
                 self._end(request, _CANCELLED, updates)
 
         self._inbox.post(leave)
+
+    def report(self) -> None:
+        """Makes the next step tell the load, whether or not it moves a request."""
+        self._inbox.post(lambda _: setattr(self, "_report_due", True))
 
     def set_policy(self, policy: Policy) -> None:
         """Takes the policy if its epoch is newer than the one in force."""
@@ -208,7 +213,8 @@ class Engine:
     def _report(self, updates: list[Update], seconds: float, rows: int) -> None:
         if rows:
             self._pace.add_step(seconds)
-        if updates or rows:
+        if updates or rows or self._report_due:
+            self._report_due = False
             self._on_step(StepReport(self._totals.steps, updates, seconds if rows else 0.0, rows, self.load()))
 
     def _idle(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -11,6 +12,8 @@ from torch import Tensor
 
 from services.model.projection import Projection, ProjectionWeights
 from services.verifier.paged_kv import PageList, PagePool
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +66,12 @@ class FeatureStore:
                 (self._pool.num_pages * self._pool.page_size, self._projection.width), dtype=self._dtype
             )
             self._pool.forget_rows()
+            _log.info(
+                "feature rows: %d tokens of %d bytes (%.0f MiB)",
+                len(self._rows),
+                self.row_bytes,
+                self._rows.nbytes / 2**20,
+            )
 
     def store(self, slots: Tensor, tapped: list[Tensor]) -> None:
         """Makes the rows of the step's tokens: cache slots [n] (page * page_size + offset), hidden states [n, h]."""

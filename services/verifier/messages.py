@@ -140,8 +140,8 @@ def policy_message(policy: Policy) -> control_pb2.Policy:
     )
 
 
-def load_message(load: EngineLoad) -> control_pb2.Load:
-    """The engine's load for the scheduler."""
+def load_message(load: EngineLoad, drafter: str = "", drafter_problem: str = "") -> control_pb2.Load:
+    """The engine's load for the scheduler, with whom it drafts, or why not."""
     boot_id, counter = load.policy_epoch
     stats = load.stats
     return control_pb2.Load(
@@ -161,6 +161,8 @@ def load_message(load: EngineLoad) -> control_pb2.Load:
         steps=stats.steps,
         step_seconds=load.step_seconds,
         policy_epoch=control_pb2.PolicyEpoch(boot_id=boot_id, counter=counter),
+        drafter=drafter,
+        drafter_problem=drafter_problem,
     )
 
 

@@ -54,7 +54,7 @@ class VerifierService:
         config = self._config
         self._loop = asyncio.get_running_loop()
         folder = resolve(config.model.path)
-        self._link = DrafterLink(lambda: self._side, config.heartbeat_seconds)
+        self._link = DrafterLink(lambda: self._side, config.heartbeat_seconds, lambda: self._engine.report())
         target = await asyncio.to_thread(threads.in_passing, lambda: self._build(folder))
         self._description = self._describe(config.model.name or folder.name, target)
         self._side = Side(self._description, target.arch.num_layers, target.arch.hidden_size)
@@ -74,6 +74,7 @@ class VerifierService:
                 on_drafters=lambda peers: self._link.set_peers([(p.replica_id, p.address) for p in peers.peers]),
             )
             await self._attachment.start()
+        self._engine.report()
         _log.info("%s", banner(target, self._limits, self._engine.attention))
         return self.address
 
@@ -89,6 +90,10 @@ class VerifierService:
         self._drafting = Drafting(self._link, target.arch.vocab_size)
         self._engine = Engine(target, self._limits, self._drafting, self._on_step)
         return target
+
+    async def drafting(self) -> None:
+        """Waits until requests that come from now on are drafted for. Raises ConfigError if a drafter does not fit."""
+        await self._link.connected()
 
     async def drain(self, grace: float) -> None:
         """Takes no new requests, gives running ones `grace` seconds, stops."""
@@ -119,7 +124,8 @@ class VerifierService:
         self._servicer.deliver(report.step, report.updates)
         self._verifier_metrics.observe(report, self._drafting.counters)
         if self._attachment is not None:
-            self._attachment.report_load(messages.load_message(report.load))
+            drafter, problem = self._link.state
+            self._attachment.report_load(messages.load_message(report.load, drafter, problem))
 
     def _register(self) -> control_pb2.Register:
         return control_pb2.Register(

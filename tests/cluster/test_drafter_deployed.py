@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import pytest
 
 from kadence import CheckpointError, Client, ConfigError
 from kadence.cluster import LLM
+from services.verifier.target import Target
 from tests.support.tiny_drafter import TARGET_LAYERS, write_drafter
 from tests.support.tiny_llama import TinyLlama
 
@@ -44,9 +44,11 @@ def kadence(tmp_path: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -
     run("down")
 
 
-def up(kadence: Run, model: TinyLlama, checkpoint: str) -> subprocess.CompletedProcess[str]:
-    options = ("--transport", "grpc", "--drafter", "dflash2", "--policy", "fixed:3", "--model", str(model.folder))
-    sets = (f"drafter.options.checkpoint={checkpoint}", "model.dtype=float32", "scheduler.http_port=-1")
+def up(
+    kadence: Run, model: TinyLlama, checkpoint: str, *more: str, transport: str = "grpc"
+) -> subprocess.CompletedProcess[str]:
+    options = ("--transport", transport, "--drafter", "dflash2", "--policy", "fixed:3", "--model", str(model.folder))
+    sets = (f"drafter.options.checkpoint={checkpoint}", "model.dtype=float32", "scheduler.http_port=-1", *more)
     return kadence("up", *options, *(word for text in sets for word in ("--set", text)))
 
 
@@ -54,14 +56,52 @@ def test_up(kadence: Run, model: TinyLlama) -> None:
     started = up(kadence, model, "tiny-dflash2")  # a path as the user sees it
     assert started.returncode == 0, started.stderr
     assert "dflash2" in kadence("status").stdout
-    drafted, end = 0, time.monotonic() + 60
     with Client(started.stdout.split()[2].rstrip(".")) as client:
-        while not drafted and time.monotonic() < end:  # the verifier may still be shaking hands with the drafter
-            for prompt in PROMPTS:
-                result = client.generate(prompt_token_ids=prompt, max_tokens=30, ignore_eos=True)
-                model.assert_same(prompt, list(result.token_ids), model.generate(prompt, 30))
-                drafted += result.stats.drafted
-    assert drafted
+        for prompt in PROMPTS:  # the first request too
+            result = client.generate(prompt_token_ids=prompt, max_tokens=30, ignore_eos=True)
+            model.assert_same(prompt, list(result.token_ids), model.generate(prompt, 30))
+            assert result.stats.drafted > 0
+        replicas = {replica.kind: replica for replica in client.status().replicas}
+    verifier = replicas["verifier"]
+    assert (verifier.drafter, verifier.drafter_problem) == (replicas["drafter"].replica_id, "")
+    assert verifier.kv_pages_total > 0
+
+
+class Wrong:
+    """Drafters for other models; `says` is what ends the start, with both values."""
+
+    def __init__(self, model: TinyLlama, checkpoint: Path, folder: Path, what: str) -> None:
+        self.checkpoint, self.options = checkpoint, {}
+        if what == "vocabulary":
+            self.checkpoint = write_drafter(folder / "wide", vocab_size=340)
+            self.says = "drafter's vocab_size is 340, the model's is 330"
+        else:
+            other = TinyLlama(folder / "other", num_hidden_layers=TARGET_LAYERS, seed=5)
+            self.options = {"path": str(other.folder)}
+            theirs, its = (Target(it.folder, "float32").fingerprint for it in (other, model))
+            self.says = f"the drafter's target fingerprint is {theirs}, the target's is {its}"
+
+
+@pytest.fixture(params=["vocabulary", "fingerprint"])
+def wrong(request: pytest.FixtureRequest, model: TinyLlama, checkpoint: Path, tmp_path: Path) -> Wrong:
+    return Wrong(model, checkpoint, tmp_path, request.param)
+
+
+@pytest.mark.parametrize("transport", ["grpc", "inproc"])
+def test_a_drafter_for_another_model_ends_the_start(
+    kadence: Run, model: TinyLlama, wrong: Wrong, transport: str
+) -> None:
+    other = [f"drafter.model.{key}={value}" for key, value in wrong.options.items()]
+    started = up(kadence, model, str(wrong.checkpoint), *other, transport=transport)
+    assert started.returncode == 1 and "Traceback" not in started.stderr
+    assert [line for line in started.stderr.splitlines() if wrong.says in line and "did not start" in line]
+
+
+def test_llm_with_a_drafter_for_another_model(model: TinyLlama, wrong: Wrong) -> None:
+    drafter = {"kind": "dflash2", "options": {"checkpoint": str(wrong.checkpoint)}, "model": wrong.options}
+    with pytest.raises(ConfigError) as error:
+        LLM(str(model.folder), drafter, dtype="float32").close()
+    assert wrong.says in str(error.value) and "\n" not in str(error.value)
 
 
 def test_a_checkpoint_that_is_not_there_is_one_line(kadence: Run, model: TinyLlama) -> None:
@@ -73,6 +113,7 @@ def test_a_checkpoint_that_is_not_there_is_one_line(kadence: Run, model: TinyLla
 def test_llm(model: TinyLlama, checkpoint: Path) -> None:
     drafter = {"kind": "dflash2", "options": {"checkpoint": str(checkpoint)}}
     with LLM(str(model.folder), drafter, "fixed:3", dtype="float32", verifier={"kv_tokens": 8192}) as llm:
+        assert llm.generate(PROMPTS[0], max_tokens=3, ignore_eos=True)[0].stats.drafted > 0  # the very first
         for rule in ("match", "ratio"):
             results = llm.generate(PROMPTS, max_tokens=30, ignore_eos=True, rule=rule)
             for prompt, result in zip(PROMPTS, results, strict=True):

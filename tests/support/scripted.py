@@ -91,6 +91,7 @@ class Servicer(inference_pb2_grpc.InferenceServiceServicer):
             state="ready",
             serves="tiny",
             pid=42,
+            drafter_problem="the drafter's vocabulary is 5, the target's is 6",
             running=2,
             kv_pages_used=3,
             kv_pages_total=8,

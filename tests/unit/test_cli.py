@@ -296,10 +296,11 @@ async def test_status(tmp_path: Path) -> None:
         shown = await run(tmp_path, "status", "--endpoint", address)
         parsed = await run(tmp_path, "status", "--json", "--endpoint", address)
     assert shown.code == 0
-    total, _, header, row = shown.out.splitlines()
+    total, _, header, row, _, problem = shown.out.splitlines()
     assert total == "policy fixed:7 (epoch b:1); 2 in flight, 1 queued"
     assert header.split()[:3] == ["KIND", "STATE", "ADDRESS"]
-    assert row.split() == ["verifier", "ready", "127.0.0.1:5001", "tiny", "2", "0", "3/8", "2.50", "42", "-", "-"]
+    assert row.split() == ["verifier", "ready", "127.0.0.1:5001", "tiny", "2", "0", "3/8", "2.50", "-", "42", "-", "-"]
+    assert problem == "verifier v-1: the drafter's vocabulary is 5, the target's is 6"
     status = json.loads(parsed.out)
     assert status["policy"] == "fixed:7" and status["replicas"][0]["stats"]["committed"] == 5
 
