@@ -112,10 +112,14 @@ class DrafterLink:
         if current is None or current.replica_id not in {replica_id for replica_id, _ in peers}:
             self._changed.set()
 
-    def send(self, request: drafter_pb2.DraftRequest) -> None:
+    def send(self, request: drafter_pb2.DraftRequest, generation: int) -> None:
         """Queues a message, from any thread."""
         assert self._loop is not None, "send before start"
-        self._loop.call_soon_threadsafe(self._outbox.put_nowait, request)
+        self._loop.call_soon_threadsafe(self._put, request, generation)
+
+    def _put(self, request: drafter_pb2.DraftRequest, generation: int) -> None:
+        if generation == self._generation:  # else its sessions died with their connection
+            self._outbox.put_nowait(request)
 
     def suspend(self) -> None:
         """Gives the drafter up, from any thread; it is tried again with back-off, off the step path."""

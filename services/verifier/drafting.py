@@ -102,7 +102,7 @@ class Drafting:
             self._step = step
             self.counters.asked += 1
         if not message.empty:
-            self._link.send(message.request)
+            self._link.send(message.request, connection.generation)
 
     def collect(self, deadline: float) -> dict[str, Draft]:
         """Drafts by request id, waiting at most `deadline` seconds; requests without one are absent."""
@@ -132,7 +132,7 @@ class Drafting:
             message = messages.DraftRequestBuilder(0)
             self._tell_closes(message)
             if not message.empty:
-                self._link.send(message.request)
+                self._link.send(message.request, connection.generation)
 
     def _tell_closes(self, message: messages.DraftRequestBuilder) -> None:
         assert self._sessions is not None

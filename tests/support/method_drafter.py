@@ -47,7 +47,7 @@ class MethodDrafter(ScriptedDrafter):
             signals=traits.signals,
         )
 
-    def send(self, request: pb.DraftRequest) -> None:
+    def send(self, request: pb.DraftRequest, generation: int) -> None:
         self.requests.append(request)
         assert self.table is not None
         plan = self.table.plan(to_step(request, self.method.traits))

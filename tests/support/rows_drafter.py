@@ -85,7 +85,7 @@ class RowsDrafter(ScriptedDrafter):
         held.parts = [torch.cat(held.parts)[:rows]] if rows else []
         self.lost.add(name)
 
-    def send(self, request: pb.DraftRequest) -> None:
+    def send(self, request: pb.DraftRequest, generation: int) -> None:
         self._check_size(request)
         for close in request.closes:
             self.rows.pop(close.stamp.request_id, None)
@@ -95,7 +95,7 @@ class RowsDrafter(ScriptedDrafter):
             if commit.HasField("feature_rows") and commit.stamp.request_id in self.rows:
                 self._append(commit.stamp.request_id, commit)
         self._check_room()
-        super().send(request)
+        super().send(request, generation)
 
     def answer(self, response: pb.DraftResponse) -> None:
         for draft in response.drafts:

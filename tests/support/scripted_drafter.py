@@ -45,7 +45,7 @@ class ScriptedDrafter:
         self.suspensions += 1
         self.connection = None
 
-    def send(self, request: pb.DraftRequest) -> None:
+    def send(self, request: pb.DraftRequest, generation: int) -> None:
         """Applies a message as a real drafter does, and answers."""
         self.requests.append(request)
         for close in request.closes:
@@ -91,11 +91,11 @@ class FaultyDrafter(ScriptedDrafter):
         super().suspend()
         self.reconnect()
 
-    def send(self, request: pb.DraftRequest) -> None:
+    def send(self, request: pb.DraftRequest, generation: int) -> None:
         if self.sessions and self._rng.random() < 0.1:
             name = self._rng.choice(sorted(self.sessions))
             del self.sessions[name][self._rng.randint(0, len(self.sessions[name])) :]
-        super().send(request)
+        super().send(request, generation)
 
     def answer(self, response: pb.DraftResponse) -> None:
         match self._rng.randrange(12):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from dataclasses import replace
 from typing import Any
@@ -16,6 +17,7 @@ from kadence.internal import drafter_pb2 as pb
 from kadence.v1 import types_pb2
 from services.verifier import messages
 from services.verifier.draft import Draft
+from services.verifier.drafter_link import DrafterLink, Side
 from services.verifier.drafting import Drafting
 from services.verifier.features import FeatureStore
 from services.verifier.paged_kv import PagePool
@@ -333,10 +335,10 @@ class Full(ScriptedDrafter):
 
     full = True
 
-    def send(self, request: pb.DraftRequest) -> None:
+    def send(self, request: pb.DraftRequest, generation: int) -> None:
         if self.full:
             del request.opens[:]
-        super().send(request)
+        super().send(request, generation)
 
 
 def test_a_full_drafter_is_not_sent_the_whole_text_in_every_step() -> None:
@@ -347,3 +349,12 @@ def test_a_full_drafter_is_not_sent_the_whole_text_in_every_step() -> None:
     assert [len(commit.token_ids) for message in drafter.requests for commit in message.commits] == [50]
     drafter.full = False
     assert any(scene.talk((a, 3)) for _ in range(200))  # tried again by and by
+
+
+async def test_what_was_meant_for_an_earlier_connection_is_not_sent() -> None:
+    link = DrafterLink(lambda: Side(common_pb2.Description(), 4, 64), 1.0, lambda: None)
+    link._loop, link._generation = asyncio.get_running_loop(), 2
+    link.send(pb.DraftRequest(step=1), 1)
+    link.send(pb.DraftRequest(step=2), 2)
+    await asyncio.sleep(0)
+    assert [(await link._outbox.get()).step, link._outbox.empty()] == [2, True]
