@@ -108,7 +108,7 @@ class Backbone:
         for layer, cache in zip(self._weights.layers, self._kv.caches, strict=True):
             kv = layer.kv(rows).view(n + extra, 2 * kv_heads, d)
             kv[:, :kv_heads] = rotate(layer.k_norm(kv[:, :kv_heads]), cos, sin)
-            cache.view(-1, d).index_copy_(0, batch.cells, kv[:n].view(-1, d))
+            _write(cache, batch.cells, kv[:n])
 
     @torch.inference_mode()
     def run_block(self, batch: BlockBatch) -> Tensor:
@@ -137,7 +137,7 @@ class Backbone:
         qkv = layer.qkv(y).view(rows, rotated + a.num_kv_heads, a.head_dim)
         qk = rotate(layer.qk_norm(qkv[:, :rotated]), *turn)
         kv = torch.cat([qk[:, a.num_heads :], qkv[:, rotated:]], dim=1)
-        cache.view(-1, a.head_dim).index_copy_(0, batch.cells, kv[:n].view(-1, a.head_dim))
+        _write(cache, batch.cells, kv[:n])
         q = qk[:n, : a.num_heads]
         if self._kv.kernel is not None and plan.blocks is not None:
             attended = self._kv.kernel(q, cache, plan.blocks, rows)
@@ -187,6 +187,16 @@ class Backbone:
 
     def _rows(self, n: int) -> int:
         return padded(n) if self._packed else n
+
+
+def _write(cache: Tensor, cells: Tensor, kv: Tensor) -> None:
+    """K and V [n, 2 * Hkv, d] into their cells, numbers only.
+
+    Cells outlive their session, and attention multiplies those that it masks by zero: what is not finite in one, whose
+    rows come over the wire, would spoil the sessions that get its pages later.
+    """
+    d = kv.shape[-1]
+    cache.view(-1, d).index_copy_(0, cells, torch.nan_to_num(kv, nan=0.0, posinf=0.0, neginf=0.0).view(-1, d))
 
 
 def _positions(spans: Sequence[Span]) -> np.ndarray:

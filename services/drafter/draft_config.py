@@ -175,17 +175,17 @@ class DraftConfig:
     def rope(self, kinds: list[str]) -> RopeParameters:
         """The rotary embedding; one per kind of layer only if those in use are equal."""
         place = self._places.get("transformer_layer_config.", self._places[""])
-        rope = place.get("rope_parameters")
-        if isinstance(rope, dict):
+        rope, scaling = place.get("rope_parameters"), place.get("rope_scaling") or {}
+        if isinstance(rope, dict) and isinstance(scaling, dict):  # anything else read_rope refuses
             if any(kind in rope for kind in _KINDS):
-                used = [rope.get(kind) for kind in sorted(set(kinds))]
-                if any(one != used[0] for one in used):
-                    raise self.error("rope_parameters", rope, "the same for all layers")
-                rope = used[0]
+                first, *others = [rope.get(kind) for kind in sorted(set(kinds))]
+                if not isinstance(first, dict) or any(one != first for one in others):
+                    raise self.error("rope_parameters", rope, "the same object for all layers")
+                rope = first
                 place = {**place, "rope_parameters": rope}
-            old = {"rope_theta": place.get("rope_theta"), **(place.get("rope_scaling") or {})}
+            old = {"rope_theta": place.get("rope_theta"), **scaling}
             for key in ("rope_theta", "rope_type", "factor"):
-                one, other = old.get(key), (rope or {}).get(key)
+                one, other = old.get(key), rope.get(key)
                 if one is not None and other is not None and one != other:
                     raise CheckpointError(f"{self.path}: {key} is {one!r}, but in rope_parameters it is {other!r}")
         return read_rope(place, self.path)

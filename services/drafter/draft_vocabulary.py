@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 
 import torch
@@ -31,7 +32,7 @@ def read_draft_vocabulary(path: Path, size: int, vocab_size: int) -> Tensor:
         if type(token) is not int or not 0 <= token < vocab_size:
             raise ConfigError(f"{path}: token_ids holds {token!r}; ids from 0 to {vocab_size - 1} are needed")
     if len(set(ids)) < len(ids):
-        twice = next(token for token in ids if ids.count(token) > 1)
+        twice = Counter(ids).most_common(1)[0][0]
         raise ConfigError(f"{path}: token_ids holds {twice} more than once")
     if not 0 < size <= len(ids):
         raise ConfigError(f"{path}: {size} token ids are wanted; it ranks {len(ids)}")

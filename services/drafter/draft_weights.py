@@ -98,12 +98,12 @@ def load_draft(folder: Path, arch: DraftArch, dtype: torch.dtype) -> DraftWeight
     if (folder / MASK_FILE).exists():
         if mask is not None:
             raise CheckpointError(f"{folder}: a mask embedding is both among the tensors and in {MASK_FILE}")
-        mask = _read_mask(folder / MASK_FILE).to(dtype)
+        mask = _finite(_read_mask(folder / MASK_FILE).to(dtype), folder / MASK_FILE, "mask_embedding")
     if mask is not None and mask.numel() != h:
         raise CheckpointError(f"{folder}: the mask embedding has {mask.numel()} values, expected hidden_size, {h}")
     if mask is None and arch.mask_token_id is None:
         raise CheckpointError(f"{folder / 'config.json'}: mask_token_id is missing, and there is no {MASK_FILE}")
-    return replace(weights, embedding=embedding, head=head, mask_embedding=None if mask is None else mask.view(h))
+    return replace(weights, embedding=embedding, head=head, mask_embedding=None if mask is None else mask.reshape(h))
 
 
 def build_draft(
@@ -149,12 +149,15 @@ class _Published:
             fused = name.replace(f".{part}.", ".qkv_proj.")
             if fused != name and name not in self._stored and fused in self._stored:
                 whole = (self._rows["v_proj"][1], *shape[1:])
-                return self._checkpoint.take(self._stored[fused], whole, dtype)[begin:end]
-        return self._checkpoint.take(self._stored.get(name, name), shape, dtype)
+                return self._take(self._stored[fused], whole, dtype)[begin:end]
+        return self._take(self._stored.get(name, name), shape, dtype)
 
     def optional(self, name: str, shape: tuple[int, ...] | None, dtype: torch.dtype) -> Tensor | None:
         """The tensor if the file has it; of any shape if `shape` is None."""
-        return self._checkpoint.take(self._stored[name], shape, dtype) if name in self._stored else None
+        return self._take(self._stored[name], shape, dtype) if name in self._stored else None
+
+    def _take(self, stored: str, shape: tuple[int, ...] | None, dtype: torch.dtype | None) -> Tensor:
+        return _finite(self._checkpoint.take(stored, shape, dtype), self._checkpoint.listing, stored)
 
 
 def _plain(name: str) -> str:
@@ -218,6 +221,13 @@ def _load_conv(source: Source, a: DraftArch, prefix: str, dtype: torch.dtype) ->
     )
 
 
+def _finite(tensor: Tensor, path: Path, name: str) -> Tensor:
+    """The tensor. Raises CheckpointError if it is damaged: one such number makes every draft nonsense."""
+    if not torch.isfinite(tensor if tensor.dtype.itemsize > 1 else tensor.float()).all():
+        raise CheckpointError(f"{path}: tensor {name} has numbers that are not finite as {tensor.dtype}")
+    return tensor
+
+
 def _read_mask(path: Path) -> Tensor:
     """The tensor in a file of torch.save, alone or as the only one of an object. Runs no code of the file."""
     try:
@@ -225,6 +235,9 @@ def _read_mask(path: Path) -> Tensor:
     except Exception as error:  # what a damaged file makes of torch's reader is of any type
         raise CheckpointError(f"{path}: damaged, or more than tensors ({type(error).__name__})") from None
     found = [v for v in saved.values() if isinstance(v, Tensor)] if isinstance(saved, dict) else [saved]
-    if len(found) != 1 or not isinstance(found[0], Tensor) or not found[0].is_floating_point():
+    one = found[0] if len(found) == 1 else None
+    if not isinstance(one, Tensor) or not one.is_floating_point():
         raise CheckpointError(f"{path}: expected one floating point tensor, alone or in an object")
-    return found[0].detach()
+    if one.layout != torch.strided or one.device.type != "cpu":
+        raise CheckpointError(f"{path}: the tensor is {one.layout} on {one.device}, expected plain numbers")
+    return one.detach()

@@ -202,6 +202,21 @@ def test_draft_vocabulary(model: Path, tmp_path: Path) -> None:
     assert all(40 <= token < 90 for token in draft.token_ids)
 
 
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), 3e38])
+def test_rows_that_are_no_numbers_spoil_no_other_session(model: Path, tmp_path: Path, number: float) -> None:
+    """Pages go from session to session, and attention reads to the end of a page."""
+    folder = write_drafter(tmp_path / "d")
+    used, fresh = build(model, folder), build(model, folder)
+    for key in range(1, 8):
+        used.open(key)
+        used.commit([NewTokens(key, [5] * 41), NewTokens(key, [], wire(torch.full((40, WIDTH), number), 0))])
+        used.propose([ProposeItem(key, 7, base_length=41)])
+    for key in range(1, 8):
+        used.close(key)
+    drafts = [ask(method, begin(method, 9, 38), sampling=SAMPLED) for method in (used, fresh)]
+    assert same(*drafts) and np.isfinite(drafts[0].signals).all()  # type: ignore[arg-type]
+
+
 def test_what_cannot_start(model: Path, tmp_path: Path) -> None:
     folder = write_drafter(tmp_path / "d")
     with pytest.raises(ConfigError, match=r"'dflash': the checkpoint .* is a dflash2 drafter"):
@@ -212,6 +227,10 @@ def test_what_cannot_start(model: Path, tmp_path: Path) -> None:
         create("dflash2", {}, Setting(16, 8, 512, ModelConfig(path=str(model))))
     with pytest.raises(CheckpointError, match="nowhere"):
         build(model, tmp_path / "nowhere")
+    with pytest.raises(CheckpointError, match=r"~nobody-of-this-name/d/config\.json: no such file"):
+        build(model, Path("~nobody-of-this-name/d"))
+    with pytest.raises(ConfigError, match=r"~nobody-of-this-name/v\.json: cannot be read"):
+        build(model, folder, draft_vocabulary=5, draft_vocabulary_file="~nobody-of-this-name/v.json")
     with pytest.raises(ConfigError, match=r"kv_tokens = 1000000000000: takes \d+ GiB, the machine has"):
         build(model, folder, kv_tokens=10**12)
     other = TinyLlama(tmp_path / "other", num_hidden_layers=TARGET_LAYERS + 1).folder

@@ -284,6 +284,15 @@ def test_contradictions(tmp_path: Path, changes: dict[str, Any], says: str) -> N
             sliding([SLIDING, FULL], 6, rope_parameters={FULL: {"rope_theta": 7.0}, SLIDING: {"rope_theta": 8.0}}),
             "rope_parameters is {'full_attention': {'rope_theta': 7.0}, 'sliding_attention': {'rope_theta': 8.0}}, sup",
         ),
+        (
+            {"rope_parameters": {SLIDING: {"rope_theta": 7.0}}},
+            "rope_parameters is {'sliding_attention': {'rope_theta': ",
+        ),
+        (
+            {"rope_parameters": {FULL: [7.0]}},
+            "rope_parameters is {'full_attention': [7.0]}, supported is the same object",
+        ),
+        ({"rope_scaling": "linear"}, "rope_scaling is 'linear', expected an object"),
         ({"mask_token_id": "<|MASK|>"}, "dflash_config.mask_token_id is 329, but mask_token_id is '<|MASK|>'"),
         ({"dflash_config": {"mask_token_id": "<|MASK|>"}}, "dflash_config.mask_token_id is '<|MASK|>', supported is a"),
         ({"dflash_config": {"mask_token_id": 330}}, "dflash_config.mask_token_id is 330, supported is a token id from"),

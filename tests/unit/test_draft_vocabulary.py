@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -74,3 +75,12 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert vocabulary.main(arguments) == 1
         error = capsys.readouterr().err
         assert error.startswith(f"error: {data}:2: ") and error.count("\n") == 1
+
+
+def test_an_id_twice_at_the_end_of_a_long_file_is_told_at_once(tmp_path: Path) -> None:
+    file = tmp_path / "v.json"
+    file.write_text(json.dumps({"token_ids": [*range(150_000), 149_999]}))
+    began = time.process_time()
+    with pytest.raises(ConfigError, match="149999 more than once"):
+        read_draft_vocabulary(file, 2, 151_936)
+    assert time.process_time() - began < 5  # comparing each with each takes minutes

@@ -250,6 +250,29 @@ def test_damaged_mask_file(folder: Path) -> None:
         assert refused(folder).startswith("mask_embedding.pt: damaged, or more than tensors (")
 
 
+def test_mask_of_any_strides(folder: Path) -> None:
+    square = torch.arange(H, dtype=torch.float32).view(8, -1)
+    torch.save(square.T, folder / "mask_embedding.pt")
+    assert torch.equal(load(folder).mask_embedding, square.T.reshape(H))  # type: ignore[arg-type]
+    for odd in (torch.ones(H).to_sparse(), torch.ones(H, device="meta")):
+        torch.save(odd, folder / "mask_embedding.pt")
+        assert "expected plain numbers" in refused(folder)
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("-inf")])
+@pytest.mark.parametrize("name", ["fc.weight", "layers.1.self_attn.v_proj.weight", "mask_embedding.pt"])
+def test_numbers_that_are_not_finite(folder: Path, name: str, number: float) -> None:
+    """Nothing that is computed with such a tensor is a draft, and a verifier would only see ones that make no sense."""
+    if name == "mask_embedding.pt":
+        torch.save(torch.full((H,), number), folder / name)
+    else:
+        tensors = load_file(folder / "model.safetensors")
+        tensors[name][3, 5] = number
+        save_file(tensors, folder / "model.safetensors")
+    stored = name.removesuffix(".pt")
+    assert refused(folder).endswith(f": tensor {stored} has numbers that are not finite as torch.float32")
+
+
 def test_tensors_of_any_source(folder: Path) -> None:
     class Stored:
         """Hands out the published names, and keeps track."""

@@ -77,7 +77,7 @@ class BlockMethod:
         if setting.model is None:
             raise ConfigError(f"[model] path is required: drafter kind {self.kind} drafts for one model")
         torch.set_num_threads(options.threads or threads.available())
-        folder = Path(options.checkpoint).expanduser()
+        folder = Path(os.path.expanduser(options.checkpoint))  # as it is where there is no such user
         self._arch = arch = read_draft_arch(folder)
         if arch.kind != self.kind:
             raise ConfigError(f"[drafter] kind = {self.kind!r}: the checkpoint {folder} is a {arch.kind} drafter")
@@ -229,7 +229,7 @@ def _selector(options: BlockOptions, folder: Path, weights: DraftWeights, tables
     head = tables.head if weights.head is None else weights.head
     if not options.draft_vocabulary:
         return PathSelector(weights.selector, Linear(head), weights.arch)
-    path = Path(options.draft_vocabulary_file or folder / "draft_vocabulary.json").expanduser()
+    path = Path(os.path.expanduser(options.draft_vocabulary_file or folder / "draft_vocabulary.json"))
     vocabulary = read_draft_vocabulary(path, options.draft_vocabulary, weights.arch.vocab_size)
     return PathSelector(weights.selector, Linear(head[vocabulary]), weights.arch, vocabulary)
 
