@@ -52,9 +52,7 @@ class DraftKV:
         """Pages for `max_sessions` sessions whose `cost`s sum up to `capacity_tokens`, and for all their blocks."""
         self._window = arch.window
         self._capacity, self._max_sessions = capacity_tokens, max_sessions
-        # A session wastes less than a page at its end, and at its beginning once rows have been dropped.
-        spare = pages_for(block_size) + (2 if arch.window else 1)
-        self.num_pages = pages_for(capacity_tokens) + max_sessions * spare
+        self.num_pages = pages_of(arch, capacity_tokens, max_sessions, block_size)
         self._free = list(range(self.num_pages - 1, -1, -1))
         self._sessions: dict[int, _Held] = {}
         self.tokens = 0
@@ -63,7 +61,7 @@ class DraftKV:
         if torch.device(device).type == "cpu":
             self.kernel = RaggedAttention.find(dtype, self.num_pages, PAGE, arch.num_kv_heads, arch.head_dim)
         self.layout = Layout(self.num_pages, PAGE, arch.num_kv_heads, dtype, native=self.kernel is not None)
-        # Zeroed, for masked cells are multiplied by zero; the system maps pages when they are first written.
+        # Zeroed, for masked cells are multiplied by zero.
         shape = (2 * arch.num_kv_heads * self.num_pages, PAGE * arch.head_dim)
         self.caches = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(arch.num_layers)]
         """Per layer [2 * Hkv * num_pages, page * d]: K of every KV head, then V of every KV head."""
@@ -148,6 +146,13 @@ class DraftKV:
 
     def _release(self, pages: list[int]) -> None:
         self._free.extend(reversed(pages))
+
+
+def pages_of(arch: DraftArch, capacity_tokens: int, max_sessions: int, block_size: int) -> int:
+    """Pages of a DraftKV."""
+    # A session wastes less than a page at its end, and at its beginning once rows have been dropped.
+    spare = pages_for(block_size) + (2 if arch.window else 1)
+    return pages_for(capacity_tokens) + max_sessions * spare
 
 
 def pages_for(cells: int) -> int:

@@ -231,8 +231,9 @@ def test_what_cannot_start(model: Path, tmp_path: Path) -> None:
         build(model, Path("~nobody-of-this-name/d"))
     with pytest.raises(ConfigError, match=r"~nobody-of-this-name/v\.json: cannot be read"):
         build(model, folder, draft_vocabulary=5, draft_vocabulary_file="~nobody-of-this-name/v.json")
-    with pytest.raises(ConfigError, match=r"kv_tokens = 1000000000000: takes \d+ GiB, the machine has"):
-        build(model, folder, kv_tokens=10**12)
+    for sizes in ({"kv_tokens": 10**12}, {"max_sessions": 10**9}):  # each session has pages for its block
+        with pytest.raises(ConfigError, match=r"kv_tokens = \d+ and max_sessions = \d+: take \d+ GiB, the machine has"):
+            build(model, folder, **sizes)
     other = TinyLlama(tmp_path / "other", num_hidden_layers=TARGET_LAYERS + 1).folder
     with pytest.raises(ConfigError, match="num_target_layers is 4, the model's is 5"):
         build(other, folder)

@@ -16,7 +16,7 @@ from kadence.errors import CheckpointError, ConfigError
 from kadence.internal import common_pb2
 from services.drafter.backbone import Backbone
 from services.drafter.draft_arch import DraftArch, read_draft_arch
-from services.drafter.draft_kv import DraftKV
+from services.drafter.draft_kv import PAGE, DraftKV, pages_of
 from services.drafter.draft_vocabulary import read_draft_vocabulary
 from services.drafter.draft_weights import DraftWeights, load_draft
 from services.drafter.methods import DraftItem, FeatureRows, NewTokens, ProposeItem, Setting, Traits, WireTensor
@@ -87,7 +87,7 @@ class BlockMethod:
         tables.check(weights)
         drafted = min(arch.max_draft_tokens, setting.max_draft_tokens)
         self._slots = arch.first_slot + drafted
-        check_memory(arch, setting, self._dtype)
+        check_memory(arch, setting, self._slots, self._dtype)
         self._kv = DraftKV(arch, setting.kv_tokens, setting.max_sessions, self._slots, self._dtype)
         self._backbone = Backbone(
             weights, tables.embedding if weights.embedding is None else weights.embedding, self._kv
@@ -98,6 +98,8 @@ class BlockMethod:
         self.traits = self._traits(weights, tables, setting, drafted)
         if weights.layers[0].qkv.packed:
             self._warm(min(setting.max_sessions, _WARM_SESSIONS), min(MAX_ROWS, setting.kv_tokens))
+        else:
+            self._warm(1, 1)  # a process's first pass takes long enough for a verifier to give the drafter up
 
     def open(self, key: int) -> None:
         """Begins without tokens and rows."""
@@ -214,14 +216,15 @@ def wire_projection(projection: ProjectionWeights) -> list[WireTensor]:
     return tensors
 
 
-def check_memory(arch: DraftArch, setting: Setting, dtype: torch.dtype) -> None:
-    """Raises ConfigError if the context alone is more than the machine has."""
+def check_memory(arch: DraftArch, setting: Setting, slots: int, dtype: torch.dtype) -> None:
+    """Raises ConfigError if context and blocks alone are more than the machine has."""
     per_token = arch.num_layers * 2 * arch.num_kv_heads * arch.head_dim * dtype.itemsize
+    takes = pages_of(arch, setting.kv_tokens, setting.max_sessions, slots) * PAGE * per_token
     have = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    if setting.kv_tokens * per_token > have:
+    if takes > have:
         raise ConfigError(
-            f"[drafter] kv_tokens = {setting.kv_tokens}: takes {setting.kv_tokens * per_token / 2**30:.0f} GiB, "
-            f"the machine has {have / 2**30:.0f} GiB"
+            f"[drafter] kv_tokens = {setting.kv_tokens} and max_sessions = {setting.max_sessions}: "
+            f"take {takes / 2**30:.0f} GiB, the machine has {have / 2**30:.0f} GiB"
         )
 
 
