@@ -48,7 +48,13 @@ def up(
     kadence: Run, model: TinyLlama, checkpoint: str, *more: str, transport: str = "grpc"
 ) -> subprocess.CompletedProcess[str]:
     options = ("--transport", transport, "--drafter", "dflash2", "--policy", "fixed:3", "--model", str(model.folder))
-    sets = (f"drafter.options.checkpoint={checkpoint}", "model.dtype=float32", "scheduler.http_port=-1", *more)
+    sets = (
+        f"drafter.options.checkpoint={checkpoint}",
+        "model.dtype=float32",
+        "scheduler.http_port=-1",
+        "verifier.draft_deadline_seconds=5",  # a busy machine must not look like a missing drafter
+        *more,
+    )
     return kadence("up", *options, *(word for text in sets for word in ("--set", text)))
 
 
@@ -112,7 +118,13 @@ def test_a_checkpoint_that_is_not_there_is_one_line(kadence: Run, model: TinyLla
 
 def test_llm(model: TinyLlama, checkpoint: Path) -> None:
     drafter = {"kind": "dflash2", "options": {"checkpoint": str(checkpoint)}}
-    with LLM(str(model.folder), drafter, "fixed:3", dtype="float32", verifier={"kv_tokens": 8192}) as llm:
+    with LLM(
+        str(model.folder),
+        drafter,
+        "fixed:3",
+        dtype="float32",
+        verifier={"kv_tokens": 8192, "draft_deadline_seconds": 5.0},
+    ) as llm:
         assert llm.generate(PROMPTS[0], max_tokens=3, ignore_eos=True)[0].stats.drafted > 0  # the very first
         for rule in ("match", "ratio"):
             results = llm.generate(PROMPTS, max_tokens=30, ignore_eos=True, rule=rule)
