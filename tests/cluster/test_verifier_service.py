@@ -132,6 +132,8 @@ async def test_duplicates_and_attempts(verifier: Verifier, tiny_llama: TinyLlama
         old.submit("b", PROMPT, 60)
         await until(lambda: len(old.of("a").tokens) >= 5)
         old.submit("a", [9, 9], 60)
+        old.submit("c", PROMPT, 1)  # streams are not ordered among each other: what was sent before has arrived with it
+        await old.ended("c")
         new.submit("a", PROMPT, 60, attempt=1, committed=wanted[:4])
         await new.ended("a", attempt=1)
         await old.ended("b")
