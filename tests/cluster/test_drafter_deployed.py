@@ -118,13 +118,8 @@ def test_a_checkpoint_that_is_not_there_is_one_line(kadence: Run, model: TinyLla
 
 def test_llm(model: TinyLlama, checkpoint: Path) -> None:
     drafter = {"kind": "dflash2", "options": {"checkpoint": str(checkpoint)}}
-    with LLM(
-        str(model.folder),
-        drafter,
-        "fixed:3",
-        dtype="float32",
-        verifier={"kv_tokens": 8192, "draft_deadline_seconds": 5.0},
-    ) as llm:
+    patient = {"kv_tokens": 8192, "draft_deadline_seconds": 5.0}
+    with LLM(str(model.folder), drafter, "fixed:3", dtype="float32", verifier=patient) as llm:
         assert llm.generate(PROMPTS[0], max_tokens=3, ignore_eos=True)[0].stats.drafted > 0  # the very first
         for rule in ("match", "ratio"):
             results = llm.generate(PROMPTS, max_tokens=30, ignore_eos=True, rule=rule)

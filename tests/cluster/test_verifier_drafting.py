@@ -264,6 +264,8 @@ async def test_drafter_of_another_target_is_never_asked(
     async with slow_drafter(0.0, **describes) as slow, scene(tiny_llama) as it:
         it.offer("inproc://slow")
         await until(lambda: says in caplog.text)
+        await until(lambda: it.scheduler.of("load")[-1].drafter_problem.startswith(says))
+        assert not it.scheduler.of("load")[-1].drafter
         await it.plain()
         assert slow.streams == 0
         await it.finish(tiny_llama, truth)
@@ -301,8 +303,11 @@ async def test_drafter_no_longer_offered_is_left(tiny_llama: TinyLlama, truth: l
             it.offer(drafter.address)
             await until(lambda drafter=drafter: drafter._engine.sessions == 1)  # type: ignore[misc]
             await it.drafting()
+            wanted = drafter.address
+            await until(lambda wanted=wanted: it.scheduler.of("load")[-1].drafter == wanted)  # type: ignore[misc]
         assert drafters[0]._engine.sessions == 0
         it.offer()
+        await until(lambda: not it.scheduler.of("load")[-1].drafter)
         await it.plain()
         await it.finish(tiny_llama, truth)
 

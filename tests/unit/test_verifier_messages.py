@@ -190,7 +190,8 @@ def test_policies_survive_the_way_there_and_back() -> None:
 
 def test_load() -> None:
     stats = Totals(3, 10, 70, 60, 30, 40, 99, 41, 2, [1, 0, 9], [5, 4])
-    load = messages.load_message(EngineLoad(2, 1, 500, 3, 8, 0.25, (4, 5), stats))
+    load = messages.load_message(EngineLoad(2, 1, 500, 3, 8, 0.25, (4, 5), stats), "d-1", "why")
+    assert (load.drafter, load.drafter_problem) == ("d-1", "why")
     assert (load.running, load.waiting, load.outstanding_tokens) == (2, 1, 500)
     assert (load.kv_pages_used, load.kv_pages_total, load.steps, load.step_seconds) == (3, 8, 3, 0.25)
     assert load.policy_epoch == control_pb2.PolicyEpoch(boot_id=4, counter=5)
