@@ -1,6 +1,6 @@
 """Compiles the C kernels for this machine's processor, once, and loads them; without a compiler there are none.
 
-Kept in the user's cache under a hash of source, flags and processor, as Triton keeps its own.
+Kept in the user's cache under a hash of source, headers, flags and processor, as Triton keeps its own.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def load(name: str, **defines: int) -> ctypes.CDLL | None:
 
 def _built(source: Path, compiler: str, defines: dict[str, int]) -> Path:
     options = [*_FLAGS, *(f"-D{key}={value}" for key, value in sorted(defines.items()))]
-    text = source.read_bytes()
+    text = b"".join(path.read_bytes() for path in (source, *sorted(source.parent.glob("*.h"))))
     key = hashlib.sha256(text + repr((compiler, options, _processor())).encode()).hexdigest()[:16]
     folder = _state.home() / "kernels"
     target = folder / f"{source.stem}-{key}.so"

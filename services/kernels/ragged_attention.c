@@ -10,6 +10,8 @@
 #include <stdint.h>
 #include <stdlib.h>
 
+#include "exp2.h"
+
 #define PAIRS (HEAD_DIM / 2)
 #define CHUNKS (HEAD_DIM / 32)
 #define ROWS 4  // rows that share one pass over K or V, in vectors
@@ -47,20 +49,7 @@ static inline void transpose16(const uint32_t *src, int64_t stride, __m512i *out
     }
 }
 
-// 2^x for x <= 0, relative error below 2e-7: split off the integer, Taylor polynomial of the rest.
-static inline __m512 exp2_512(__m512 x) {
-    x = _mm512_max_ps(x, _mm512_set1_ps(-126.0f));
-    __m512 whole = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-    __m512 f = _mm512_sub_ps(x, whole);  // in [-0.5, 0.5]
-    __m512 y = _mm512_set1_ps(1.5403530e-4f);
-    y = _mm512_fmadd_ps(y, f, _mm512_set1_ps(1.3333558e-3f));
-    y = _mm512_fmadd_ps(y, f, _mm512_set1_ps(9.6181291e-3f));
-    y = _mm512_fmadd_ps(y, f, _mm512_set1_ps(5.5504109e-2f));
-    y = _mm512_fmadd_ps(y, f, _mm512_set1_ps(2.4022651e-1f));
-    y = _mm512_fmadd_ps(y, f, _mm512_set1_ps(6.9314718e-1f));
-    y = _mm512_fmadd_ps(y, f, _mm512_set1_ps(1.0f));
-    return _mm512_scalef_ps(y, whole);
-}
+static inline __m512 weight_512(__m512 x) { return exp2_512(_mm512_max_ps(x, _mm512_set1_ps(-126.0f))); }
 
 // Lanes of keys k .. k + 15 that lie in [from, to).
 static inline __mmask16 lanes(int64_t k, int64_t from, int64_t to) {
@@ -79,7 +68,7 @@ static inline float softmax_row(float *scores, bf16 *probs, int64_t from, int64_
     for (int64_t k = 0; k < first; k += 16) _mm256_storeu_si256((__m256i *)(probs + k), _mm256_setzero_si256());
     for (int64_t k = first; k < last; k += 16) {
         __m512 x = _mm512_mul_ps(_mm512_sub_ps(_mm512_loadu_ps(scores + k), max), by);
-        __m512 e = _mm512_maskz_mov_ps(lanes(k, from, to), exp2_512(x));
+        __m512 e = _mm512_maskz_mov_ps(lanes(k, from, to), weight_512(x));
         __m256bh narrow = _mm512_cvtneps_pbh(e);
         _mm256_storeu_si256((__m256i *)(probs + k), (__m256i)narrow);
         sum = _mm512_add_ps(sum, e);

@@ -7,9 +7,7 @@ costs nothing. Contexts grow from 150 to 250 tokens or so.
 
 from __future__ import annotations
 
-import os
 import tempfile
-import threading
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -19,22 +17,19 @@ import torch
 from bench import drafter, stats
 from bench.bars.bar import Bar
 from bench.bars.bench import Bench
-from bench.reference import Reference
+from bench.stand import Stand, contexts
 from deploy.config import DEFAULT_MODEL
 from kadence.internal import common_pb2
 from services.drafter.methods import FeatureRows, Method, NewTokens, ProposeItem, Setting, create
 from services.model.fetch import resolve
 from services.runtime.config import ModelConfig
 from services.runtime.threads import in_passing
-from services.verifier.allocation import Policy
 from services.verifier.draft import Draft
 from services.verifier.drafting import Drafting
-from services.verifier.engine import Engine, Limits
+from services.verifier.engine import Limits
 from services.verifier.features import FeatureStore
-from services.verifier.outcomes import StepReport
 from services.verifier.planning import PrefillBudget
-from services.verifier.request import Request, Sampling
-from services.verifier.target import Target
+from services.verifier.request import Request
 
 MINUTES = 2
 _CONTEXT, _COMMITTED = 150, 2
@@ -112,59 +107,35 @@ def _news(key: int, base: int, count: int, method: Method) -> NewTokens:
     return NewTokens(key, [7] * count, FeatureRows(base, (count, width), common_pb2.DTYPE_BFLOAT16, data))
 
 
-class Stand:
+def _methods(folder: Path, ranked: Path) -> dict[str, Method]:
+    """The drafter with either vocabulary."""
+    model = ModelConfig(path=str(resolve(DEFAULT_MODEL, allow_fetch=True)))
+    setting = Setting(drafter.BLOCK_DRAFTS, max(LIMITS), 16_384, model)
+    options = {"checkpoint": str(folder), "dtype": "bfloat16", "draft_vocabulary_file": str(ranked)}
+    return {
+        kind: create("dflash2", {**options, "draft_vocabulary": size}, setting)
+        for kind, size in (("whole vocabulary", 0), ("draft vocabulary", drafter.VOCABULARY))
+    }
+
+
+def _build(folder: Path, ranked: Path) -> tuple[Passes, Stand]:
     """An engine with the drafter beside it in its thread."""
-
-    def __init__(self, folder: Path, ranked: Path) -> None:
-        model = ModelConfig(path=str(resolve(DEFAULT_MODEL, allow_fetch=True)))
-        setting = Setting(drafter.BLOCK_DRAFTS, max(LIMITS), 16_384, model)
-        options = {"checkpoint": str(folder), "dtype": "bfloat16", "draft_vocabulary_file": str(ranked)}
-        self.passes = Passes(
-            {
-                kind: create("dflash2", {**options, "draft_vocabulary": size}, setting)
-                for kind, size in (("whole vocabulary", 0), ("draft vocabulary", drafter.VOCABULARY))
-            }
-        )
-        torch.set_num_threads(len(os.sched_getaffinity(0)))
-        target = Target(Path(model.path), "bfloat16")
-        target.prepare(1024)
-        limits = Limits(64, 512, 64, 1024, 1024, 16, 1.0, PrefillBudget(512))
-        self.engine = Engine(target, limits, self.passes, self._on_step)
-        self.engine.set_policy(Policy("fixed", drafter.BLOCK_DRAFTS, (1, 1)))
-        self.engine.start()
-
-    def run(self, prompts: list[list[int]], steps: int) -> dict[str, list[float]]:
-        """Seconds of plain steps that decoded all `prompts`, and of the passes of either kind."""
-        self.passes.begin()
-        self._left, self._wanted, self._done = len(prompts), len(prompts), threading.Event()
-        sampling = Sampling(0.0, 1.0, 0, 0, len(_KINDS) * steps + _MORE, frozenset(), None)
-        for number, ids in enumerate(prompts):
-            self.engine.submit(Request(str(number), 0, "bars", len(ids), list(ids), sampling))
-        assert self._done.wait(600), "the engine hangs"
-        return {kind: seconds[_WARM:] for kind, seconds in self.passes.seconds.items()}
-
-    def _on_step(self, report: StepReport) -> None:
-        if sum(update.decode_step for update in report.updates) == self._wanted:
-            self.passes.note(report.seconds)
-        self._left -= sum(update.terminal is not None for update in report.updates)
-        if not self._left:
-            self._done.set()
+    passes = Passes(_methods(folder, ranked))
+    limits = Limits(64, 512, 64, 1024, 1024, 16, 1.0, PrefillBudget(512))
+    return passes, Stand("bfloat16", limits, passes, drafter.BLOCK_DRAFTS, lambda report: passes.note(report.seconds))
 
 
 async def measure(bench: Bench) -> AsyncIterator[Bar]:
     """A bar per number of sessions and vocabulary."""
-    reference = Reference(resolve(DEFAULT_MODEL, allow_fetch=True))
-    contexts = []
-    for number, prompt in enumerate(bench.prompts.take(max(LIMITS))):
-        ids = reference.prompt_ids(prompt)
-        wanted = _CONTEXT - 32 + 2 * number  # requests are of different lengths
-        contexts.append((ids * (wanted // len(ids) + 1))[:wanted])
+    prompts = contexts(bench.prompts.take(max(LIMITS)), _CONTEXT - 32, 2)
     with tempfile.TemporaryDirectory(prefix="kadence-bars-") as scratch:
         folder = bench.checkpoint()
         ranked = drafter.draft_vocabulary(folder, Path(scratch))
-        stand = in_passing(lambda: Stand(folder, ranked))  # as the services build them
+        passes, stand = in_passing(lambda: _build(folder, ranked))
     for sessions, limits in LIMITS.items():
-        seconds = stand.run(contexts[:sessions], bench.rounds(_STEPS) + _WARM)
+        passes.begin()
+        stand.run(prompts[:sessions], len(_KINDS) * (bench.rounds(_STEPS) + _WARM) + _MORE)
+        seconds = {kind: each[_WARM:] for kind, each in passes.seconds.items()}
         medians = {kind: 1000 * stats.median(each).value for kind, each in seconds.items()}
         bench.say(f"{sessions} sessions: " + ", ".join(f"{kind} {ms:.1f} ms" for kind, ms in medians.items()))
         for kind, limit in limits.items():
