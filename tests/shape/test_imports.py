@@ -20,7 +20,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "services.verifier": ("kadence", *SHARED),
     "services.drafter": ("kadence", *SHARED),
     "deploy": ("kadence", "services"),
-    "training": ("kadence", *SHARED),
+    "training": ("kadence", "services"),
     "examples": ("kadence",),
     "bench": ("kadence", "services", "deploy"),
     "tests": PACKAGES,
