@@ -1,0 +1,109 @@
+"""From published tensors to the model that is trained, and back."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from services.drafter.draft_arch import DraftArch
+from services.model.weights import Checkpoint
+from training.model import DraftModel
+
+_CODEBOOKS = ("candidate_selector.predecessor_codebook", "candidate_selector.successor_codebook")
+
+
+def config(arch: DraftArch) -> dict[str, Any]:
+    """config.json of the published format (draft-model contracts, section 1)."""
+    a = arch
+    dflash: dict[str, Any] = {
+        "block_size": a.block_size,
+        "target_layer_ids": list(a.taps),
+        "mask_token_id": a.mask_token_id,
+    }
+    if a.conv_taps:
+        dflash |= {"conv_kernel_size": a.conv_taps, "conv_group_size": a.conv_group}
+    if a.selector_rank:
+        dflash |= {"selector_rank": a.selector_rank, "selector_top_k": a.selector_top_k}
+    return {
+        "architectures": ["DFlash2DraftModel" if a.kind == "dflash2" else "DFlashDraftModel"],
+        "model_type": "qwen3",
+        "is_causal": False,
+        "hidden_size": a.hidden_size,
+        "intermediate_size": a.intermediate_size,
+        "num_hidden_layers": a.num_layers,
+        "num_attention_heads": a.num_heads,
+        "num_key_value_heads": a.num_kv_heads,
+        "head_dim": a.head_dim,
+        "hidden_act": "silu",
+        "attention_bias": False,
+        "rms_norm_eps": a.rms_norm_eps,
+        "vocab_size": a.vocab_size,
+        "max_position_embeddings": a.max_position,
+        "rope_parameters": {"rope_theta": a.rope.theta, "rope_type": "default"},
+        "tie_word_embeddings": False,
+        "num_target_layers": a.num_target_layers,
+        "layer_types": ["full_attention"] * a.num_layers,
+        "dtype": "bfloat16",
+        "dflash_config": dflash,
+    }
+
+
+def load(model: DraftModel, folder: Path, vocabulary: Tensor) -> list[str]:
+    """Takes what a published drafter has of the model's tensors; returns the names of those it lacks.
+
+    vocabulary int64 [v]: the ids whose rows of the codebooks are trained. Raises CheckpointError naming file and tensor
+    where shapes differ.
+    """
+    state, missing = model.state_dict(), []
+    with Checkpoint(folder) as checkpoint:
+        stored = set(checkpoint.names())
+        for name, tensor in state.items():
+            if name not in stored:
+                missing.append(name)
+                continue
+            shape = (model.arch.vocab_size, tensor.shape[1]) if name in _CODEBOOKS else tuple(tensor.shape)
+            taken = checkpoint.take(name, shape, torch.float32)
+            state[name] = taken[vocabulary] if name in _CODEBOOKS else taken
+    model.load_state_dict(state)
+    return missing
+
+
+def load_target(model: DraftModel, folder: Path, names: list[str]) -> None:
+    """Fills those tensors of `names` that a layer of the target also has from its last layers, one by one.
+
+    Queries and keys stay random: the target's expect its own context, not the drafter's.
+    """
+    state, first = model.state_dict(), model.arch.num_target_layers - model.arch.num_layers
+    with Checkpoint(folder) as checkpoint:
+        stored = set(checkpoint.names())
+        for name in names:
+            parts = name.split(".")
+            if parts[0] == "layers" and not {"q_proj", "k_proj"} & set(parts):
+                parts[1] = str(first + int(parts[1]))
+            source = "model." + ".".join(parts)
+            if source in stored and not {"q_proj", "k_proj"} & set(parts):
+                state[name] = checkpoint.take(source, tuple(state[name].shape), torch.float32)
+    model.load_state_dict(state)
+
+
+def save(model: DraftModel, folder: Path, vocabulary: Tensor, ranked: list[int]) -> None:
+    """Writes the published format in bfloat16, and the ranking of ids beside it; a reader sees the old or the new."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors = {}
+    for name, tensor in model.state_dict().items():
+        if name in _CODEBOOKS:
+            whole = torch.zeros(model.arch.vocab_size, tensor.shape[1])
+            whole[vocabulary] = tensor.cpu()
+            tensor = whole
+        tensors[name] = tensor.to("cpu", torch.bfloat16).contiguous()
+    part = folder / "model.safetensors.part"
+    save_file(tensors, str(part), metadata={"format": "pt"})
+    os.replace(part, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(config(model.arch), indent=1) + "\n")
+    (folder / "draft_vocabulary.json").write_text(json.dumps({"token_ids": ranked}) + "\n")
