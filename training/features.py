@@ -1,67 +1,80 @@
 """What a drafter learns from, computed once: the target's tapped hidden states and its likeliest next tokens.
 
 python -m training.features --data FILE.jsonl ... --model MODEL --taps 1,8,14,21,27 --out FOLDER
+
+Conversations that the folder has are left out, so that a run that was stopped goes on, and data that grows is followed.
 """
 
 from __future__ import annotations
 
 import argparse
 import hashlib
-import os
 import sys
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
-from kadence.errors import ConfigError
+from kadence.errors import ConfigError, KadenceError
 from services.kernels.candidates import candidates
+from services.kernels.device import moved
+from services.model.arch import read_arch
 from services.model.fetch import resolve
+from services.model.weights import Checkpoint
 from services.verifier import batch
 from services.verifier.paged_kv import allocate_caches
 from services.verifier.target import Target
-from training.conversations import Conversation, read
+from training.conversations import LONGEST, Conversation, read
+from training.examples import Cache, Example, Origin, write
 
 LIKELIEST = 32
 """Next tokens kept of each of the target's distributions."""
-LONGEST = 512
 _CHUNK = 64  # conversations of one file
-_ROWS = 1024  # of one pass
-_PAGE = 16
+_PAGE = 16  # tokens
+_PAGES = 72  # of one pass, about 1100 tokens
+
+assert LONGEST <= _PAGES * _PAGE
 
 
-@dataclass(frozen=True)
-class Example:
-    """One conversation of T tokens, P of them the prompt, as the target sees it.
+class Placed:
+    """A checkpoint whose tensors go to a device as they are taken."""
 
-    tokens int64 [T]; taps [T, M * h_target]; ids int64 and p float32 [T - P, LIKELIEST]: row j is the target's
-    distribution, at temperature 1, of the answer's token j.
-    """
+    def __init__(self, checkpoint: Checkpoint, device: torch.device) -> None:
+        self._checkpoint, self._device = checkpoint, device
 
-    tokens: Tensor
-    prompt: int
-    taps: Tensor
-    ids: Tensor
-    p: Tensor
+    def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """As `Checkpoint.take`."""
+        return self._checkpoint.take(name, shape, dtype).to(self._device)
+
+
+def load(folder: Path, dtype: torch.dtype, device: torch.device) -> Target:
+    """The target of a folder on a device. Raises CheckpointError."""
+    arch = read_arch(folder)
+    with Checkpoint(folder) as checkpoint:
+        target = Target.built(arch, Placed(checkpoint, device), dtype)
+        target.fingerprint = checkpoint.finish(ignore=["lm_head.weight"] if arch.tied_head else [])
+    return target
 
 
 class Extractor:
-    """The target, run over whole conversations."""
+    """The target, run over whole conversations of at most `LONGEST` tokens."""
 
     def __init__(self, target: Target, taps: tuple[int, ...]) -> None:
+        """taps: layers from 0, ascending. Raises ConfigError if the target has no such layers."""
+        if list(taps) != sorted(set(taps)) or not taps or not all(0 <= tap < target.arch.num_layers for tap in taps):
+            raise ConfigError(
+                f"taps are {list(taps)}; ascending layers of 0 to {target.arch.num_layers - 1} are needed"
+            )
+        self.origin = Origin(target.fingerprint, taps, LIKELIEST)
         self._target, self._taps = target, taps
-        pages = -(-(_ROWS + LONGEST) // _PAGE) + _ROWS
         target.prepare(LONGEST)
-        self._caches = allocate_caches(target.arch, pages, _PAGE, target.dtype, target.device)
-        self._kernel, self._layout = batch.attention_for(target, pages, _PAGE)
+        self._caches = allocate_caches(target.arch, _PAGES, _PAGE, target.dtype, target.device)
+        self._kernel, self._layout = batch.attention_for(target, _PAGES, _PAGE)
 
-    def __call__(self, conversations: list[Conversation]) -> list[Example]:
-        """Their examples, in order, in passes of about `_ROWS` rows."""
+    def __call__(self, conversations: Sequence[Conversation]) -> list[Example]:
+        """Their examples, in order, on the host."""
         found: list[Example] = []
         for part in _passes(conversations):
             found += self._run(part)
@@ -72,129 +85,115 @@ class Extractor:
         works, page = [], 0
         for conversation in conversations:
             tokens = [*conversation.prompt, *conversation.response]
-            pages = list(range(page, page + -(-len(tokens) // _PAGE)))
+            pages = list(range(page, page + _pages(conversation)))
             page += len(pages)
+            # Rows from the prompt's last one, which gives the answer's first token, to the answer's last one.
             works.append(batch.Work(tokens, 0, len(conversation.response) + 1, pages))
         forward, order = batch.plan(works, self._layout)
+        forward = moved(forward, self._target.device)
         logits, tapped = self._target.forward_tapped(forward, self._caches, self._kernel, self._taps)
-        values, ids, total = candidates(logits, LIKELIEST)
+        values, ids, total = (tensor.cpu() for tensor in candidates(logits, LIKELIEST))
         p = (values - total[:, None]).exp()
-        taps = torch.cat(tapped, dim=-1)
+        taps = torch.cat(tapped, dim=-1).cpu()
         found: dict[int, Example] = {}
         row = sample = 0
         for index in order:
             work, answer = works[index], len(conversations[index].response)
             rows, samples = slice(row, row + work.rows), slice(sample, sample + answer)
-            found[index] = Example(
-                torch.tensor(work.tokens), work.rows - answer, taps[rows], ids[samples], p[samples].float()
-            )
+            prompt = work.rows - answer
+            found[index] = Example(torch.tensor(work.tokens), prompt, taps[rows], ids[samples], p[samples].float())
             row, sample = row + work.rows, sample + work.samples
         return [found[index] for index in range(len(works))]
 
 
-class Cache:
-    """Examples in a folder of safetensors files, read one at a time."""
-
-    def __init__(self, folder: Path) -> None:
-        self._files = [_Chunk(path) for path in sorted(folder.glob("*.safetensors"))]
-        if not self._files:
-            raise ConfigError(f"{folder}: no features there; `python -m training.features` makes them")
-        self._where = [(file, index) for file in self._files for index in range(len(file.digests))]
-
-    def __len__(self) -> int:
-        return len(self._where)
-
-    def digest(self, index: int) -> str:
-        """Names the conversation of example `index`, 32 hex digits."""
-        file, place = self._where[index]
-        return file.digests[place]
-
-    def __getitem__(self, index: int) -> Example:
-        file, place = self._where[index]
-        return file.read(place)
+def _pages(conversation: Conversation) -> int:
+    return -(-(len(conversation.prompt) + len(conversation.response)) // _PAGE)
 
 
-class _Chunk:
-    def __init__(self, path: Path) -> None:
-        self._file = safe_open(str(path), framework="pt")
-        self._lengths, self._prompts = (
-            self._file.get_tensor("lengths").tolist(),
-            self._file.get_tensor("prompts").tolist(),
-        )
-        self.digests = [bytes(row.tolist()).hex() for row in self._file.get_tensor("digests")]
-
-    def read(self, place: int) -> Example:
-        start, length, prompt = sum(self._lengths[:place]), self._lengths[place], self._prompts[place]
-        first = start - sum(self._prompts[:place])
-        rows, answers = slice(start, start + length), slice(first, first + length - prompt)
-        part = {name: self._file.get_slice(name) for name in ("tokens", "taps", "ids", "p")}
-        return Example(
-            part["tokens"][rows].long(),
-            prompt,
-            part["taps"][rows],
-            part["ids"][answers].long(),
-            part["p"][answers].float(),
-        )
-
-
-def write(path: Path, conversations: list[Conversation], examples: list[Example]) -> None:
-    """Stores examples; whoever reads the folder sees the whole file or none."""
-    tensors = {
-        "digests": torch.tensor([list(conversation.digest) for conversation in conversations], dtype=torch.uint8),
-        "lengths": torch.tensor([len(example.tokens) for example in examples], dtype=torch.int32),
-        "prompts": torch.tensor([example.prompt for example in examples], dtype=torch.int32),
-        "tokens": torch.cat([example.tokens for example in examples]).int(),
-        "taps": torch.cat([example.taps for example in examples]),
-        "ids": torch.cat([example.ids for example in examples]).int(),
-        "p": torch.cat([example.p for example in examples]).half(),
-    }
-    part = path.with_suffix(".part")
-    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, str(part))
-    os.replace(part, path)
-
-
-def _passes(conversations: list[Conversation]) -> Iterator[list[Conversation]]:
+def _passes(conversations: Sequence[Conversation]) -> Iterator[list[Conversation]]:
+    """The conversations, as many at a time as the pages hold."""
     part: list[Conversation] = []
-    rows = 0
+    used = 0
     for conversation in conversations:
-        size = len(conversation.prompt) + len(conversation.response)
-        if part and rows + size > _ROWS:
+        if part and used + _pages(conversation) > _PAGES:
             yield part
-            part, rows = [], 0
+            part, used = [], 0
         part.append(conversation)
-        rows += size
+        used += _pages(conversation)
     if part:
         yield part
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m training.features", description=__doc__.split("\n")[0])
-    parser.add_argument("--data", type=Path, nargs="+", required=True)
-    parser.add_argument("--model", required=True)
-    parser.add_argument("--taps", required=True)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--threads", type=int, default=0)
-    args = parser.parse_args()
-    if args.threads:
-        torch.set_num_threads(args.threads)
-    target = Target(resolve(args.model), "bfloat16")
-    taps = tuple(int(tap) for tap in args.taps.split(","))
-    extract = Extractor(target, taps)
-    args.out.mkdir(parents=True, exist_ok=True)
-    conversations = read(args.data, target.arch.vocab_size, LONGEST)
-    chunks = [conversations[i : i + _CHUNK] for i in range(0, len(conversations), _CHUNK)]
-    start, rows = time.monotonic(), 0
-    for number, chunk in enumerate(chunks, 1):
-        name = hashlib.sha256(b"".join(c.digest for c in chunk) + args.taps.encode()).hexdigest()[:16]
-        path = args.out / f"{name}.safetensors"
-        if path.exists():
-            continue
+def extend(folder: Path, conversations: Sequence[Conversation], extract: Extractor) -> None:
+    """Adds examples of those conversations that the folder lacks; reports progress.
+
+    Raises ConfigError if what is there was made by another target or with other taps.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    there = _digests(folder, extract.origin)
+    missing = [conversation for conversation in conversations if conversation.digest.hex() not in there]
+    print(f"{len(missing)} of {len(conversations)} conversations to do", flush=True)
+    begun, rows = time.monotonic(), 0
+    taps = extract.origin.metadata()["taps"]
+    for start in range(0, len(missing), _CHUNK):
+        chunk = missing[start : start + _CHUNK]
         examples = extract(chunk)
-        write(path, chunk, examples)
+        name = hashlib.sha256(b"".join(conversation.digest for conversation in chunk) + taps.encode()).hexdigest()[:16]
+        write(folder / f"{name}.safetensors", chunk, examples, extract.origin)
         rows += sum(len(example.tokens) for example in examples)
-        gone = time.monotonic() - start
-        print(f"{number}/{len(chunks)} {rows / gone:.0f} rows/s", flush=True)
+        done, gone = start + len(chunk), time.monotonic() - begun
+        ahead = gone / done * (len(missing) - done) / 60
+        print(f"{done} of {len(missing)}, {rows} tokens, {rows / gone:.0f}/s, {ahead:.1f} min left", flush=True)
+
+
+def _digests(folder: Path, origin: Origin) -> set[str]:
+    """Of the examples that the folder has; {} for an empty one. Raises ConfigError if they are not of `origin`."""
+    if next(folder.glob("*.safetensors"), None) is None:
+        return set()
+    cache = Cache(folder)
+    for name, value in origin.metadata().items():
+        if cache.metadata.get(name, value) != value:
+            raise ConfigError(f"{folder}: {name} of the features there is {cache.metadata[name]}, not {value}")
+    return {cache.digest(index) for index in range(len(cache))}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    args = _parser().parse_args(arguments)
+    try:
+        if args.threads:
+            torch.set_num_threads(args.threads)
+        target = load(resolve(args.model), torch.bfloat16, _device(args.device))
+        extract = Extractor(target, args.taps)
+        longest = min(LONGEST, target.arch.max_position)
+        extend(args.out, read(args.data, target.arch.vocab_size, longest), extract)
+    except (KadenceError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
     return 0
+
+
+def _device(text: str) -> torch.device:
+    try:
+        return torch.empty(0, device=text).device
+    except (RuntimeError, AssertionError) as error:  # what torch raises where it was built without CUDA
+        raise ConfigError(f"--device is {text!r}: {str(error).splitlines()[0]}") from None
+
+
+def _taps(text: str) -> tuple[int, ...]:
+    return tuple(int(tap) for tap in text.split(","))
+
+
+def _parser() -> argparse.ArgumentParser:
+    about = (__doc__ or "").split("\n")[0]
+    parser = argparse.ArgumentParser(prog="python -m training.features", description=about)
+    add = parser.add_argument
+    add("--data", type=Path, nargs="+", required=True, help="what `python -m training.data` wrote")
+    add("--model", required=True, help="the target: a folder, or a name of `kadence models list`")
+    add("--taps", type=_taps, required=True, help="layers whose outputs the drafter reads, from 0, as 1,8,14,21,27")
+    add("--out", type=Path, required=True, help="folder of the features; about 6 kB a token with the default model")
+    add("--device", default="cpu", help="cpu, or cuda")
+    add("--threads", type=int, default=0, help="compute threads; 0 is torch's own choice")
+    return parser
 
 
 if __name__ == "__main__":

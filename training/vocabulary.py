@@ -1,6 +1,6 @@
 """Ranks the ids of a model by how often its answers hold them, for a drafter that scores only the most frequent ones.
 
-python -m training.vocabulary --data FILE.jsonl --model MODEL --out draft_vocabulary.json
+python -m training.vocabulary --data FILE.jsonl ... --model MODEL --out draft_vocabulary.json
 """
 
 from __future__ import annotations
@@ -9,16 +9,17 @@ import argparse
 import json
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from kadence.errors import CheckpointError, ConfigError, KadenceError
-from services.model.arch import read_arch
+from services.model.arch import read_arch, read_json
 from services.model.fetch import resolve
+from training.conversations import read
 
 
-def rank(responses: Iterator[list[int]], vocab_size: int, ends: list[int]) -> list[int]:
+def rank(responses: Iterable[Sequence[int]], vocab_size: int, ends: list[int]) -> list[int]:
     """All ids below `vocab_size`: `ends` first, then by count in `responses`, ties to the smaller id.
 
     Ids of no response come last in their own order, which in byte-pair vocabularies is that of the merges.
@@ -31,35 +32,12 @@ def rank(responses: Iterator[list[int]], vocab_size: int, ends: list[int]) -> li
     return first + rest
 
 
-def read_responses(path: Path, vocab_size: int) -> Iterator[list[int]]:
-    """`response_ids` of each line, a JSON object. Raises ConfigError naming file, line and value."""
-    try:
-        lines = path.open(encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
-    with lines:
-        for number, line in enumerate(lines, start=1):
-            try:
-                data = json.loads(line)
-            except ValueError as error:
-                raise ConfigError(f"{path}:{number}: not JSON: {error}") from None
-            ids = data.get("response_ids") if isinstance(data, dict) else None
-            if not isinstance(ids, list):
-                raise ConfigError(f"{path}:{number}: response_ids is {ids!r}; a list of token ids is needed")
-            for token in ids:
-                if type(token) is not int or not 0 <= token < vocab_size:
-                    raise ConfigError(
-                        f"{path}:{number}: response_ids holds {token!r}; ids from 0 to {vocab_size - 1} are needed"
-                    )
-            yield ids
-
-
 def end_ids(folder: Path, vocab_size: int) -> list[int]:
     """The ids that end an answer, by config.json and generation_config.json."""
     found: list[Any] = []
     for name in ("config.json", "generation_config.json"):
         file = folder / name
-        value = json.loads(file.read_text(encoding="utf-8")).get("eos_token_id") if file.exists() else None
+        value = read_json(file).get("eos_token_id") if file.exists() else None
         found += value if isinstance(value, list) else [] if value is None else [value]
     if not all(type(token) is int and 0 <= token < vocab_size for token in found):
         raise CheckpointError(f"{folder}: eos_token_id is {found!r}; ids from 0 to {vocab_size - 1} are needed")
@@ -68,16 +46,17 @@ def end_ids(folder: Path, vocab_size: int) -> list[int]:
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m training.vocabulary", description=__doc__.split("\n")[0])
-    parser.add_argument(
-        "--data", type=Path, required=True, help='JSON lines with "response_ids": [token ids of an answer]'
-    )
+    parser.add_argument("--data", type=Path, nargs="+", required=True, help="what `python -m training.data` wrote")
     parser.add_argument("--model", required=True, help="the target: a folder, or a name of `kadence models list`")
     parser.add_argument("--out", type=Path, required=True, help="the file to write")
     args = parser.parse_args(arguments)
     try:
         folder = resolve(args.model)
         size = read_arch(folder).vocab_size
-        ranked = rank(read_responses(args.data, size), size, end_ids(folder, size))
+        answers = [conversation.response for conversation in read(args.data, size)]
+        if not answers:
+            raise ConfigError(f"{args.data[0]}: no answers there")
+        ranked = rank(answers, size, end_ids(folder, size))
         args.out.write_text(json.dumps({"token_ids": ranked}))
     except (KadenceError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)

@@ -52,7 +52,7 @@ def test_no_file_is_told(tmp_path: Path) -> None:
 
 def test_ranking() -> None:
     responses = [[5, 5, 3, 9], [3, 5, 1]]
-    assert vocabulary.rank(iter(responses), 10, [8, 9]) == [8, 9, 5, 3, 1, 0, 2, 4, 6, 7]
+    assert vocabulary.rank(responses, 10, [8, 9]) == [8, 9, 5, 3, 1, 0, 2, 4, 6, 7]
 
 
 def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -61,7 +61,8 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     TinyLlama(model)
     lines = [
         {"prompt_ids": [200, 200, 200], "response_ids": [40, 41, 41], "temperature": 0},
-        {"response_ids": [41, 40, 41]},
+        {"prompt_ids": [201], "response_ids": [41, 40, 41]},
+        {"job": 3, "task": "chat"},
     ]
     data.write_text("".join(json.dumps(line) + "\n" for line in lines))
     arguments = ["--data", str(data), "--model", str(model), "--out", str(out)]
@@ -70,6 +71,9 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert ranked[:4] == [tiny_model.END, 41, 40, 0]
     assert sorted(ranked) == list(range(tiny_model.VOCAB_SIZE))
     assert read_draft_vocabulary(out, 3, tiny_model.VOCAB_SIZE).tolist() == [1, 40, 41]
+    data.write_text('{"job": 3, "task": "chat"}')
+    assert vocabulary.main(arguments) == 1
+    assert capsys.readouterr().err == f"error: {data}: no answers there\n"
     for line in ("not json", '{"response_ids": [330]}', "[]"):
         data.write_text(f'{{"response_ids": []}}\n{line}\n')
         assert vocabulary.main(arguments) == 1
