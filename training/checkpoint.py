@@ -11,7 +11,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from services.drafter.draft_arch import DraftArch
+from kadence.errors import CheckpointError
+from services.drafter.draft_arch import DraftArch, read_draft_arch
 from services.model.weights import Checkpoint
 from training.model import DraftModel
 
@@ -31,7 +32,7 @@ def config(arch: DraftArch) -> dict[str, Any]:
     if a.selector_rank:
         dflash |= {"selector_rank": a.selector_rank, "selector_top_k": a.selector_top_k}
     return {
-        "architectures": ["DFlash2DraftModel" if a.kind == "dflash2" else "DFlashDraftModel"],
+        "architectures": ["DFlash2DraftModel" if a.conv_taps or a.selector_rank else "DFlashDraftModel"],
         "model_type": "qwen3",
         "is_causal": False,
         "hidden_size": a.hidden_size,
@@ -57,9 +58,16 @@ def config(arch: DraftArch) -> dict[str, Any]:
 def load(model: DraftModel, folder: Path, vocabulary: Tensor) -> list[str]:
     """Takes what a published drafter has of the model's tensors; returns the names of those it lacks.
 
-    vocabulary int64 [v]: the ids whose rows of the codebooks are trained. Raises CheckpointError naming file and tensor
-    where shapes differ.
+    vocabulary int64 [v]: the ids whose rows of the codebooks are trained. Raises CheckpointError naming the file and
+    what does not fit: a tensor's shape, or the layers and the mask token that its weights were trained with.
     """
+    stored_arch = read_draft_arch(folder)
+    for key, of_stored, of_model in (
+        ("target_layer_ids", list(stored_arch.taps), list(model.arch.taps)),
+        ("mask_token_id", stored_arch.mask_token_id, model.arch.mask_token_id),
+    ):
+        if of_stored != of_model:
+            raise CheckpointError(f"{folder / 'config.json'}: {key} is {of_stored}, training is for {of_model}")
     state, missing = model.state_dict(), []
     with Checkpoint(folder) as checkpoint:
         stored = set(checkpoint.names())
@@ -75,7 +83,7 @@ def load(model: DraftModel, folder: Path, vocabulary: Tensor) -> list[str]:
 
 
 def load_target(model: DraftModel, folder: Path, names: list[str]) -> None:
-    """Fills those tensors of `names` that a layer of the target also has from its last layers, one by one.
+    """Fills those of the tensors `names` that the target also has: from its last layers, and its last norm.
 
     Queries and keys stay random: the target's expect its own context, not the drafter's.
     """
@@ -84,7 +92,7 @@ def load_target(model: DraftModel, folder: Path, names: list[str]) -> None:
         stored = set(checkpoint.names())
         for name in names:
             parts = name.split(".")
-            if parts[0] == "layers" and not {"q_proj", "k_proj"} & set(parts):
+            if parts[0] == "layers":
                 parts[1] = str(first + int(parts[1]))
             source = "model." + ".".join(parts)
             if source in stored and not {"q_proj", "k_proj"} & set(parts):
@@ -93,7 +101,10 @@ def load_target(model: DraftModel, folder: Path, names: list[str]) -> None:
 
 
 def save(model: DraftModel, folder: Path, vocabulary: Tensor, ranked: list[int]) -> None:
-    """Writes the published format in bfloat16, and the ranking of ids beside it; a reader sees the old or the new."""
+    """Writes the published format in bfloat16, and the ranking of ids beside it; a reader sees old or new files.
+
+    ranked: all ids, most frequent first, of which `vocabulary` int64 [v] holds some; the codebooks' other rows are 0.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {}
     for name, tensor in model.state_dict().items():
@@ -102,8 +113,12 @@ def save(model: DraftModel, folder: Path, vocabulary: Tensor, ranked: list[int])
             whole[vocabulary] = tensor.cpu()
             tensor = whole
         tensors[name] = tensor.to("cpu", torch.bfloat16).contiguous()
-    part = folder / "model.safetensors.part"
+    part = folder / "part"
     save_file(tensors, str(part), metadata={"format": "pt"})
     os.replace(part, folder / "model.safetensors")
-    (folder / "config.json").write_text(json.dumps(config(model.arch), indent=1) + "\n")
-    (folder / "draft_vocabulary.json").write_text(json.dumps({"token_ids": ranked}) + "\n")
+    for name, value in (
+        ("config.json", json.dumps(config(model.arch), indent=1)),
+        ("draft_vocabulary.json", json.dumps({"token_ids": ranked})),
+    ):
+        part.write_text(value + "\n")
+        os.replace(part, folder / name)

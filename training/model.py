@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from kadence.errors import CheckpointError
 from services.drafter.draft_arch import DraftArch
 from services.kernels import gradients
 from services.model.rope import frequencies
@@ -180,10 +181,15 @@ class DraftModel(nn.Module):
     """A DFlash 2 drafter, or a DFlash one if `arch` has neither convolution nor selector."""
 
     def __init__(self, arch: DraftArch, embedding: Tensor, vocabulary_size: int) -> None:
-        """embedding [V, h]: the target's, not trained; the selector knows `vocabulary_size` ids."""
+        """embedding [V, h]: the target's, not trained; the selector knows `vocabulary_size` ids.
+
+        Raises CheckpointError naming what of the shape cannot be trained.
+        """
         super().__init__()
+        _check(arch)
         self.arch = arch
-        self._embedding = [embedding]  # in a list: neither a parameter nor a buffer
+        self._embedding: Tensor
+        self.register_buffer("_embedding", embedding, persistent=False)
         self.fc = nn.Linear(len(arch.taps) * arch.target_hidden_size, arch.hidden_size, bias=False)
         self.hidden_norm = Norm(arch.hidden_size, arch.rms_norm_eps)
         self.layers = nn.ModuleList(Layer(arch) for _ in range(arch.num_layers))
@@ -193,17 +199,17 @@ class DraftModel(nn.Module):
     def forward(self, blocks: Blocks, own: list[float] | None = None) -> Tensor:
         """Final-normed hidden rows [B, N, m, h], in the dtype of the taps. own: see `Attention.forward`."""
         a, (b, n), (_, t, width) = self.arch, blocks.anchors.shape, blocks.taps.shape
-        table, dtype = self._embedding[0], blocks.taps.dtype
-        slots = torch.arange(a.block_size, device=table.device)
+        device, dtype = blocks.taps.device, blocks.taps.dtype
+        slots = torch.arange(a.block_size, device=device)
         context = Context(
             self.hidden_norm(linear(self.fc, blocks.taps.view(-1, width))),
             blocks.anchors,
-            Turn(a, torch.arange(t, device=table.device).repeat(b), dtype),
+            Turn(a, torch.arange(t, device=device).repeat(b), dtype),
             Turn(a, (blocks.anchors[..., None] + slots).flatten(), dtype),
         )
         ids = blocks.tokens.new_full((b * n, a.block_size), a.mask_token_id or 0)
         ids[:, 0] = blocks.tokens.flatten()
-        x = F.embedding(ids.flatten(), table).to(dtype)
+        x = F.embedding(ids.flatten(), self._embedding).to(dtype)
         for layer in self.layers:
             x = layer(x, context, own)
         return self.norm(x).view(b, n, a.block_size, -1)
@@ -221,6 +227,24 @@ class Turn:
     def __call__(self, x: Tensor) -> Tensor:
         """x [n, heads, d] -> the same shape"""
         return gradients.rotate(x, self._cos, self._sin)
+
+
+def _check(a: DraftArch) -> None:
+    """Refuses what published drafters may have, and this model has not."""
+    odd = {
+        "sliding windows": any(a.windows),
+        "causal blocks": any(a.causal),
+        "slot 0 that drafts": a.first_slot != 1,
+        "attention_bias": a.attention_bias,
+        "a scaled rotary embedding": a.rope.scaling is not None,
+        "input_embedding_scale": a.embedding_scale != 1,
+        "output_multiplier": a.output_multiplier != 1,
+        "final_logit_softcapping": a.softcap != 0,
+        "a mask embedding of its own": a.mask_token_id is None,
+        "an embedding table of its own": a.own_embedding,
+    }
+    if found := [name for name, there in odd.items() if there]:
+        raise CheckpointError(f"a drafter with {found[0]} cannot be trained")
 
 
 def linear(layer: nn.Linear, x: Tensor) -> Tensor:
