@@ -23,7 +23,7 @@ _STREAMS, _TOKENS, _ROUNDS = 16, 64, 16
 
 async def measure(bench: Bench) -> AsyncIterator[Bar]:
     """Goodput, and whether both were told the same."""
-    with running("grpc", {"policy.name": "off"}) as cluster:
+    with running("grpc", {"policy.name": "off", "drafter.kind": "ngram"}) as cluster:
         async with AsyncClient(cluster.endpoint) as client:
             http = next(r.http_address for r in (await client.status()).replicas if r.kind == "scheduler")
         texts = bench.prompts.take(_STREAMS)

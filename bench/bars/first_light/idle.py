@@ -22,7 +22,7 @@ CASES = (("grpc", "three processes", 2.0), ("ray", "on local Ray, its daemons in
 async def measure(bench: Bench) -> AsyncIterator[Bar]:
     """A bar per way of running the services, after a little work has warmed them up."""
     for transport, name, limit in CASES:
-        with running(transport) as cluster:
+        with running(transport, {"drafter.kind": "ngram"}) as cluster:
             async with AsyncClient(cluster.endpoint) as client:
                 await play(client, [{"prompt": text, "max_tokens": 8} for text in bench.prompts.take(4)])
             await asyncio.sleep(_SETTLE_SECONDS)

@@ -32,7 +32,7 @@ MIB, GIB = 2**20, 2**30
 async def measure(bench: Bench) -> AsyncIterator[Bar]:
     """Pages at the end, flatness of every service, then the verifier's peak with full KV."""
     ids = Reference(resolve(DEFAULT_MODEL, allow_fetch=True)).prompt_ids("\n".join(bench.prompts.take(48)))
-    values = {"model.dtype": "bfloat16", "policy.name": "fixed:7"}
+    values = {"model.dtype": "bfloat16", "policy.name": "fixed:7", "drafter.kind": "ngram"}
     with running("grpc", {**values, "verifier.kv_tokens": _FLAT_KV_TOKENS}) as cluster:
         async with AsyncClient(cluster.endpoint) as client:
             for bar in await _flat(bench, client, ids):

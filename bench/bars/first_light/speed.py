@@ -50,7 +50,7 @@ async def measure(bench: Bench) -> AsyncIterator[Bar]:
     """A bar per case: the ratio of decode rates, ours to theirs."""
     folder = resolve(DEFAULT_MODEL, allow_fetch=True)
     with ExitStack() as stack:
-        ours = stack.enter_context(running("inproc", {"policy.name": "off"}))
+        ours = stack.enter_context(running("inproc", {"policy.name": "off", "drafter.kind": "ngram"}))
         theirs = {wait: stack.enter_context(remote(folder, wait)) for wait in WAITS}
         async with AsyncClient(ours.endpoint) as client:
             for case in CASES:
