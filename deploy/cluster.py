@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from deploy import processes, ray_head, readiness
+from deploy import defaults, processes, ray_head, readiness
 from deploy.config import Plan, http_port, public_port
 from deploy.local import LocalPlacement
 from deploy.placement import Placement
@@ -70,6 +70,7 @@ def _start(plan: Plan, record: dict[str, Any], run: Path, say: Say) -> dict[str,
     say(f"model {model}")
     folder = resolve(model, allow_fetch=True)
     ports = {"scheduler.port": public_port(plan), "scheduler.http_port": http_port(plan)}
+    say(drafting(plan))
     plan = plan.with_model(folder).with_values(ports)
     deadline = time.monotonic() + plan.cluster.start_seconds
     say(_STARTING[plan.cluster.transport])
@@ -89,6 +90,13 @@ def _start(plan: Plan, record: dict[str, Any], run: Path, say: Say) -> dict[str,
         note(pids=placement.pids())
         placement.close()
     return record
+
+
+def drafting(plan: Plan) -> str:
+    """Who drafts and how much is verified, in one line."""
+    checkpoint = plan.values.get(defaults.CHECKPOINT)
+    of = f" {checkpoint}" if checkpoint else ""
+    return f"drafter {plan.values[defaults.KIND]}{of}, policy {plan.scheduler.policy.name}"
 
 
 def down(say: Say) -> bool:

@@ -20,7 +20,8 @@ def up(subparsers: Any) -> None:
     parser.add_argument(
         "--drafter",
         metavar="KIND",
-        help='"ngram", "none", or "dflash2" or "dflash", which need --set drafter.options.checkpoint=FOLDER',
+        help='"dflash2" or "dflash" (--set drafter.options.checkpoint=FOLDER), "ngram" or "none"; '
+        'without: the one shipped for the model, else "ngram"',
     )
     parser.add_argument("--model", metavar="PATH", help="model folder, or a name that `kadence models list` shows")
     parser.add_argument(

@@ -11,16 +11,17 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from deploy import defaults
 from kadence.errors import ConfigError
 from services.drafter.config import DrafterConfig
+from services.model import shipped
 from services.runtime import addresses
 from services.runtime.config import SHARED, Frozen, load, override, read
 from services.scheduler.config import SchedulerConfig
 from services.verifier.config import VerifierConfig
 
-DEFAULT_MODEL = "smollm2-135m-instruct"
-PATHS = ("drafter.options.checkpoint", "drafter.options.draft_vocabulary_file")
-"""Keys that hold paths as the user wrote them, seen from the user's folder."""
+DEFAULT_MODEL = defaults.MODEL
+_RANKING = "drafter.options.draft_vocabulary_file"
 PUBLIC_PORT = 50051
 HTTP_PORT = 8000
 SERVICES: dict[str, type[Frozen]] = {"scheduler": SchedulerConfig, "verifier": VerifierConfig, "drafter": DrafterConfig}
@@ -60,17 +61,26 @@ class Plan:
         return _check(None, {**self.values, **values})
 
     def with_model(self, folder: Path) -> Plan:
-        """The plan with the model's folder, and every other path, as services find them from anywhere."""
-        given = {key: self.values[key] for key in PATHS if isinstance(self.values.get(key), str) and self.values[key]}
-        paths = {key: str(Path(value).expanduser().resolve()) for key, value in given.items()}
-        return self.with_values({"model.path": str(folder.resolve()), **paths})
+        """The plan with the model's folder, and the drafter's, as services find them from anywhere.
+
+        Raises CheckpointError if there is no such drafter.
+        """
+        paths = {"model.path": folder}
+        if isinstance(checkpoint := self.values.get(defaults.CHECKPOINT), str) and checkpoint:
+            paths[defaults.CHECKPOINT] = shipped.find_drafter(checkpoint)
+        if isinstance(ranking := self.values.get(_RANKING), str) and ranking:
+            paths[_RANKING] = Path(ranking).expanduser()
+        return self.with_values({key: str(path.resolve()) for key, path in paths.items()})
 
 
 def load_plan(path: str | Path | None, overrides: Mapping[str, Any]) -> Plan:
-    """Reads the file (None: all defaults), applies dotted `overrides`, checks all tables. Raises ConfigError."""
+    """Reads the file (None: all defaults), applies dotted `overrides`, checks all tables. Raises ConfigError.
+
+    Where nothing is said of the drafter, it is the one shipped for the model, else "ngram" (deploy/defaults.py).
+    """
     given = dotted(override(read(path), overrides))
     cluster = load(ClusterSection, path, "cluster", overrides)
-    values: dict[str, Any] = {"model.path": DEFAULT_MODEL}
+    values: dict[str, Any] = {"model.path": DEFAULT_MODEL, **defaults.drafting(given)}
     if cluster.host != "node":
         values |= {f"{service}.host": cluster.host for service in SERVICES}
     return _check(path, values | given)

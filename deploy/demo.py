@@ -18,7 +18,7 @@ from deploy.placement import StartError
 from kadence import AsyncClient, GenerateResult, Stats
 from kadence.errors import KadenceError
 
-# An open question, prose with set phrases, and markup: n-gram drafts gain little, some and most.
+# An open question, prose with set phrases, and markup: the more a text follows a form, the longer drafts are right.
 PROMPTS = {
     "question": "Explain in three sentences why the sky is blue.",
     "letter": "Write a letter to a friend and invite her to a birthday party on Saturday.",

@@ -40,16 +40,17 @@ class LLM:
     """A model with its drafter, served inside this process. Use it as a context manager, or call close().
 
     `model` is a folder or a name that `kadence models list` shows, fetched if it is missing; `drafter` is one kind, or
-    the whole table: `drafter={"kind": "dflash2", "options": {"checkpoint": folder}}`; `policy` is "off" or "fixed:K".
-    Any other key of a configuration file goes by its table: `verifier={"kv_tokens": 65536}`. Threads may
-    share it, and whether an event loop runs in the caller's thread does not matter. Raises ConfigError or
-    CheckpointError, one line, and ExtraMissingError where the cluster's packages are not installed.
+    the whole table: `drafter={"kind": "dflash2", "options": {"checkpoint": folder}}`, and without it the one shipped
+    for the model, else "ngram"; `policy` is "off" or "fixed:K". Any other key of a configuration file goes by its
+    table: `verifier={"kv_tokens": 65536}`. Threads may share it, and whether an event loop runs in the caller's thread
+    does not matter. Raises ConfigError or CheckpointError, one line, and ExtraMissingError where the cluster's packages
+    are not installed.
     """
 
     def __init__(
         self,
         model: str = "smollm2-135m-instruct",
-        drafter: str | Mapping[str, Any] = "ngram",
+        drafter: str | Mapping[str, Any] | None = None,
         policy: str | None = None,
         *,
         dtype: str | None = None,

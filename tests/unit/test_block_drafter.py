@@ -227,7 +227,7 @@ def test_what_cannot_start(model: Path, tmp_path: Path) -> None:
         create("dflash2", {}, Setting(16, 8, 512, ModelConfig(path=str(model))))
     with pytest.raises(CheckpointError, match="nowhere"):
         build(model, tmp_path / "nowhere")
-    with pytest.raises(CheckpointError, match=r"~nobody-of-this-name/d/config\.json: no such file"):
+    with pytest.raises(CheckpointError, match=r"~nobody-of-this-name/d: no such folder"):
         build(model, Path("~nobody-of-this-name/d"))
     with pytest.raises(ConfigError, match=r"~nobody-of-this-name/v\.json: cannot be read"):
         build(model, folder, draft_vocabulary=5, draft_vocabulary_file="~nobody-of-this-name/v.json")

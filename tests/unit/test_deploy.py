@@ -213,6 +213,7 @@ def test_the_demo_table() -> None:
 
 def test_paths_mean_the_users_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "here" / "d").mkdir(parents=True)
     plan = load_plan(None, {"drafter.options.checkpoint": "here/d", "drafter.options.draft_vocabulary_file": ""})
     values = plan.with_model(tmp_path / "model").values
     assert values["drafter.options.checkpoint"] == str(tmp_path / "here/d")

@@ -27,6 +27,7 @@ from services.model.dtypes import resolve_dtype
 from services.model.fetch import resolve
 from services.model.linear import Linear, padded
 from services.model.projection import ProjectionWeights
+from services.model.shipped import find_drafter
 from services.runtime import threads
 from services.runtime.config import Frozen
 
@@ -46,7 +47,7 @@ class BlockOptions(Frozen):
     """Where the weights are, and how they run."""
 
     checkpoint: str = Field(min_length=1)
-    """Folder with config.json and the weights."""
+    """Folder with config.json and the weights, or the name of a shipped drafter."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """auto takes the model's."""
     draft_vocabulary: int = Field(0, ge=0)
@@ -77,7 +78,7 @@ class BlockMethod:
         if setting.model is None:
             raise ConfigError(f"[model] path is required: drafter kind {self.kind} drafts for one model")
         torch.set_num_threads(options.threads or threads.available())
-        folder = Path(os.path.expanduser(options.checkpoint))  # as it is where there is no such user
+        folder = find_drafter(options.checkpoint)
         self._arch = arch = read_draft_arch(folder)
         if arch.kind != self.kind:
             raise ConfigError(f"[drafter] kind = {self.kind!r}: the checkpoint {folder} is a {arch.kind} drafter")
