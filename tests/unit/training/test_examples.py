@@ -1,0 +1,85 @@
+"""Examples in files: what is written is read again, and folders hold what one target and one set of taps gave."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from kadence.errors import ConfigError
+from training.conversations import Conversation
+from training.examples import Cache, Example, Origin, write
+
+ORIGIN = Origin("aa", (1, 3), 4)
+
+
+def some(count: int, seed: int, width: int = 6) -> tuple[list[Conversation], list[Example]]:
+    """Conversations of different lengths, with random features."""
+    generator = torch.Generator().manual_seed(seed)
+    conversations, examples = [], []
+    for number in range(count):
+        tokens = torch.randint(50, (5 + 3 * number,), generator=generator)
+        prompt = 2 + number
+        conversations.append(Conversation(tuple(tokens[:prompt].tolist()), tuple(tokens[prompt:].tolist())))
+        answer = len(tokens) - prompt
+        taps = torch.randn(len(tokens), width, generator=generator).bfloat16()
+        ids = torch.randint(50, (answer, 4), generator=generator)
+        examples.append(Example(tokens, prompt, taps, ids, torch.rand(answer, 4, generator=generator)))
+    return conversations, examples
+
+
+def test_what_is_written_is_read(tmp_path: Path) -> None:
+    written = [some(5, 1), some(3, 2)]
+    for name, (conversations, examples) in zip("ba", written, strict=True):
+        write(tmp_path / f"{name}.safetensors", conversations, examples, ORIGIN)
+    (tmp_path / "c.part").write_bytes(b"half a file")
+    cache = Cache(tmp_path)
+    assert (cache.model, cache.taps, cache.width) == ("aa", (1, 3), 6)
+    wanted = [pair for made in reversed(written) for pair in zip(*made, strict=True)]
+    assert len(cache) == len(wanted) == 8
+    for index in (6, 0, 3, 7, 1, 2, 4, 5):
+        conversation, example = wanted[index]
+        got = cache[index]
+        assert cache.digest(index) == conversation.digest.hex()
+        assert got.prompt == example.prompt == len(conversation.prompt)
+        assert (got.tokens.dtype, got.ids.dtype, got.p.dtype) == (torch.int64, torch.int64, torch.float32)
+        for name in ("tokens", "taps", "ids"):
+            assert torch.equal(getattr(got, name), getattr(example, name))
+        assert torch.allclose(got.p, example.p, atol=5e-4)  # kept in half precision
+
+
+def test_files_of_a_version_that_did_not_say_are_read(tmp_path: Path) -> None:
+    write(tmp_path / "old.safetensors", *some(2, 1))
+    assert Cache(tmp_path).taps is None and Cache(tmp_path).model == ""
+    write(tmp_path / "a.safetensors", *some(2, 2), ORIGIN)
+    write(tmp_path / "z.safetensors", *some(2, 3), ORIGIN)
+    assert Cache(tmp_path).taps == (1, 3) and len(Cache(tmp_path)) == 6
+
+
+@pytest.mark.parametrize(
+    ("origin", "width", "told"),
+    [
+        (Origin("bb", (1, 3), 4), 6, "model is bb, in other files of the folder aa"),
+        (Origin("aa", (1, 2), 4), 6, "taps is 1,2, in other files of the folder 1,3"),
+        (Origin("aa", (1, 3), 8), 6, "likeliest is 8, in other files of the folder 4"),
+        (None, 4, "taps are 4 wide, in other files of the folder 6"),
+    ],
+)
+def test_files_that_do_not_belong_together_are_told(
+    tmp_path: Path, origin: Origin | None, width: int, told: str
+) -> None:
+    write(tmp_path / "a.safetensors", *some(2, 1), ORIGIN)
+    write(tmp_path / "b.safetensors", *some(2, 2, width), origin)
+    with pytest.raises(ConfigError, match=rf"b\.safetensors: {told}"):
+        Cache(tmp_path)
+
+
+def test_damaged_files_are_told(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"no features there; `python -m training\.features` makes them"):
+        Cache(tmp_path)
+    path = tmp_path / "a.safetensors"
+    write(path, *some(2, 1), ORIGIN)
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(ConfigError, match=r"a\.safetensors: damaged"):
+        Cache(tmp_path)
