@@ -46,14 +46,17 @@ class Offline:
 class Drafter:
     """A trained drafter, read to draft over whole answers at once."""
 
-    def __init__(self, folder: Path, target: Path, vocabulary: int) -> None:
-        """vocabulary: how many ids of the folder's ranking it drafts. Raises CheckpointError or ConfigError."""
+    def __init__(self, folder: Path, target: Path, vocabulary: int, dtype: torch.dtype = torch.bfloat16) -> None:
+        """vocabulary: how many ids of the folder's ranking it drafts. dtype: that of the examples' taps.
+
+        Raises CheckpointError or ConfigError.
+        """
         arch, model = read_draft_arch(folder), read_arch(target)
         ids = read_draft_vocabulary(folder / "draft_vocabulary.json", vocabulary, model.vocab_size)
         shape = (model.vocab_size, model.hidden_size)
         with Checkpoint(target) as tensors:
-            embedding = tensors.take("model.embed_tokens.weight", shape, torch.bfloat16)
-            head = embedding if model.tied_head else tensors.take("lm_head.weight", shape, torch.bfloat16)
+            embedding = tensors.take("model.embed_tokens.weight", shape, dtype)
+            head = embedding if model.tied_head else tensors.take("lm_head.weight", shape, dtype)
         self.taps = arch.taps
         self._head = head[ids]
         self._places = torch.full((model.vocab_size,), -1)
