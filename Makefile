@@ -13,6 +13,9 @@ OUT ?= .
 ONLY ?=
 PROMPTS ?= bench/prompts
 DRAFTER ?=
+# What `make bars ONLY=train` trains on, and from where; without them it does not train.
+FEATURES ?=
+START ?=
 
 READY := $(VENV)/.ready
 PROTO_READY := $(PROTO_VENV)/.ready
@@ -65,7 +68,7 @@ lint-proto:
 	@npx --yes @bufbuild/buf@1.75.0 lint protos && echo "buf: no findings"
 
 bars: $(READY)
-	@$(RUN) -m bench.bars $(if $(ONLY),--only $(ONLY)) --prompts $(PROMPTS) $(if $(DRAFTER),--drafter $(DRAFTER))
+	@$(RUN) -m bench.bars $(if $(ONLY),--only $(ONLY)) --prompts $(PROMPTS) $(if $(DRAFTER),--drafter $(DRAFTER)) $(if $(FEATURES),--features $(FEATURES)) $(if $(START),--start $(START))
 
 clean:
 	rm -rf $(VENV) $(PROTO_VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

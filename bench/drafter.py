@@ -54,8 +54,8 @@ def draft_vocabulary(folder: Path, scratch: Path) -> Path:
     if not data.exists():
         raise ConfigError(f"no draft vocabulary: neither {beside} nor {data}")
     counts: Counter[int] = Counter()
-    for line in data.read_text(encoding="utf-8").splitlines():
-        counts.update(json.loads(line)["response_ids"])
+    for line in data.read_text(encoding="utf-8").split("\n"):
+        counts.update(json.loads(line)["response_ids"] if line else ())
     ranked = scratch / beside.name
     ranked.write_text(json.dumps({"token_ids": [token for token, _ in counts.most_common()]}), encoding="utf-8")
     return ranked

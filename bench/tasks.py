@@ -22,7 +22,7 @@ class Prompts:
         """Reads every .jsonl file of the folder. Raises ConfigError, one line, for what is not such a folder."""
         by_task: dict[str, list[str]] = {}
         for path in sorted(folder.glob("*.jsonl")):
-            for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+            for number, line in enumerate(path.read_text(encoding="utf-8").split("\n"), 1):
                 if not line.strip():
                     continue
                 try:

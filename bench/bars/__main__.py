@@ -16,7 +16,7 @@ from bench.bars.bar import Bar
 from bench.bars.bench import Bench
 from kadence.errors import KadenceError
 
-MINUTES = 90
+MINUTES = 120
 _BUSY = 0.25  # cores in use by others that are told about
 RESULTS = machine.ROOT / "bench" / "results" / "local"  # not in git
 
@@ -45,7 +45,8 @@ def main(argv: list[str] | None = None) -> int:
     print(f"{len(chosen)} capabilities, about {about:.0f} minutes, at most {MINUTES}", file=sys.stderr, flush=True)
     bars: list[tuple[str, Bar]] = []
     try:
-        _measure_all(chosen, Bench("", prompts, arguments.quick, time.monotonic(), checkpoint), run, bars)
+        given = Bench("", prompts, arguments.quick, time.monotonic(), checkpoint, arguments.features, arguments.start)
+        _measure_all(chosen, given, run, bars)
     except KeyboardInterrupt:
         print("kadence: stopped", file=sys.stderr)
         return 130
@@ -83,8 +84,10 @@ def _parser() -> argparse.ArgumentParser:
         "--drafter",
         metavar="DIR",
         type=Path,
-        help=f"the drafter's checkpoint, which the group dflash2 needs; default: {ours} of this repository, if there",
+        help=f"the drafter's checkpoint, for groups dflash2 and train; default: {ours} of this repository, if there",
     )
+    parser.add_argument("--features", metavar="DIR", type=Path, help="what train/recipe trains on; left out without")
+    parser.add_argument("--start", metavar="DIR", type=Path, help="the checkpoint that train/recipe begins with")
     parser.add_argument("--out", metavar="FILE", type=Path, help="where to write the JSON; bench/results/local without")
     parser.add_argument("--quick", action="store_true", help="few samples, to see that everything works")
     return parser

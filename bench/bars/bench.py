@@ -24,6 +24,10 @@ class Bench:
     """time.monotonic() at the start of the run."""
     drafter: Path | None = None
     """Folder of the drafter's checkpoint."""
+    features: Path | None = None
+    """Folder of features to train on."""
+    start: Path | None = None
+    """Folder of the checkpoint that training begins with."""
 
     def checkpoint(self) -> Path:
         """The drafter's checkpoint. Raises ConfigError if there is none."""

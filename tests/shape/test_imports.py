@@ -22,7 +22,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "deploy": ("kadence", "services"),
     "training": ("kadence", "services"),
     "examples": ("kadence",),
-    "bench": ("kadence", "services", "deploy"),
+    "bench": ("kadence", "services", "deploy", "training"),
     "tests": PACKAGES,
 }
 TORCH_FREE = ("kadence", "services.scheduler", "services.runtime", "deploy", "examples")
