@@ -59,7 +59,8 @@ class _Head(torch.autograd.Function):
     def backward(ctx: Any, by_loss: Tensor, by_values: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
         slope, head, chosen = ctx.saved_tensors
         # by_loss comes last, where there is least to multiply; a loss that counts nothing has no use for this function
-        slope.scatter_(1, chosen, slope.gather(1, chosen) + (by_values / by_loss).to(slope.dtype))  # each id once a row
+        rows = torch.arange(len(slope), device=slope.device)[:, None]
+        slope[rows, chosen] += (by_values / by_loss).to(slope.dtype)  # scatter_ would copy all of it twice
         return (slope @ head) * by_loss.to(slope.dtype), None, None, None, None
 
 

@@ -11,7 +11,7 @@ from services.model.arch import Arch
 
 KINDS = ("dflash2", "dflash")
 CONV_TAPS, CONV_GROUP, TOP_K = 2, 16, 16
-LONGER = ("steps",)
+LONGER = ("steps", "decay")
 """What may change when a run is taken up again."""
 
 

@@ -17,6 +17,7 @@ import torch
 
 from kadence.errors import KadenceError
 from services.model.fetch import resolve
+from services.model.shipped import find_drafter
 from training.examples import Cache
 from training.recipe import Recipe
 from training.trainer import Trainer
@@ -77,7 +78,7 @@ def main(arguments: list[str] | None = None) -> int:
         if state.exists():
             trainer.load(state)
         else:
-            trainer.begin(args.init)
+            trainer.begin(find_drafter(args.init) if args.init else None)
             (args.out / "recipe.json").write_text(json.dumps(asdict(recipe), indent=1) + "\n")
         learn, held = trainer.examples
         print(
@@ -99,7 +100,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--model", required=True, help="the target: a folder, or a name of `kadence models list`")
     parser.add_argument("--ranking", type=Path, required=True, help="what `python -m training.vocabulary` wrote")
     parser.add_argument("--out", type=Path, required=True, help="folder of the drafter, its state and its log")
-    parser.add_argument("--init", type=Path, help="a drafter to begin with; what it lacks comes from the target")
+    parser.add_argument("--init", help="a drafter to begin with, folder or name; what it lacks comes from the target")
     parser.add_argument("--every", type=int, default=200, help="steps between looks at held-out examples, with a save")
     parser.add_argument("--device", default="cpu", help="cpu, or cuda")
     parser.add_argument("--threads", type=int, default=0, help="compute threads; 0 is torch's own choice")
