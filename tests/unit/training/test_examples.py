@@ -50,7 +50,7 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
 
 
 def test_files_of_a_version_that_did_not_say_are_read(tmp_path: Path) -> None:
-    write(tmp_path / "old.safetensors", *some(2, 1))
+    write(tmp_path / "0.safetensors", *some(2, 1))
     assert Cache(tmp_path).taps is None and Cache(tmp_path).model == ""
     write(tmp_path / "a.safetensors", *some(2, 2), ORIGIN)
     write(tmp_path / "z.safetensors", *some(2, 3), ORIGIN)

@@ -36,8 +36,8 @@ def conversations() -> list[Conversation]:
     return [Conversation(tuple(row[:prompt]), tuple(row[prompt:])) for row, (prompt, _) in zip(ids, sizes, strict=True)]
 
 
-def extractor(llama: TinyLlama, device: str = "cpu", taps: tuple[int, ...] = TAPS) -> Extractor:
-    return Extractor(load(llama.folder, torch.float32, torch.device(device)), taps)
+def extractor(llama: TinyLlama, taps: tuple[int, ...] = TAPS) -> Extractor:
+    return Extractor(load(llama.folder, torch.float32, torch.device("cpu")), taps)
 
 
 @torch.inference_mode()
@@ -66,7 +66,9 @@ def test_what_runs_beside_a_conversation_does_not_matter(llama: TinyLlama, conve
 
 def test_features_are_made_on_another_device(llama: TinyLlama, conversations: list[Conversation]) -> None:
     with MockCuda():
-        there = extractor(llama, "cuda")(conversations[:3])
+        target = load(llama.folder, torch.float32, torch.device("cuda"))
+        assert target.device.type == "cuda"
+        there = Extractor(target, TAPS)(conversations[:3])
     for one, other in zip(there, extractor(llama)(conversations[:3]), strict=True):
         assert type(one.taps) is type(one.ids) is type(one.p) is torch.Tensor  # on the host
         same(one, other)
@@ -81,7 +83,7 @@ def same(one: Example, other: Example) -> None:
 @pytest.mark.parametrize("taps", [(), (2, 0), (1, 1), (0, 4), (-1, 2)])
 def test_wrong_taps_are_told(llama: TinyLlama, taps: tuple[int, ...]) -> None:
     with pytest.raises(ConfigError, match=r"taps are \[.*\]; ascending layers of 0 to 3 are needed"):
-        extractor(llama, taps=taps)
+        extractor(llama, taps)
 
 
 def test_a_folder_gets_what_it_lacks(
@@ -111,7 +113,7 @@ def test_features_of_other_taps_or_another_model_are_not_mixed(
 ) -> None:
     extend(tmp_path, conversations[:1], extractor(llama))
     with pytest.raises(ConfigError, match="taps of the features there is 0,2, not 0,3"):
-        extend(tmp_path, conversations, extractor(llama, taps=(0, 3)))
+        extend(tmp_path, conversations, extractor(llama, (0, 3)))
     other = TinyLlama(tmp_path / "model", seed=1, num_hidden_layers=4)
     with pytest.raises(ConfigError, match=r"model of the features there is \w{32}, not \w{32}"):
         extend(tmp_path, conversations, extractor(other))
