@@ -18,6 +18,7 @@ from kadence.cluster import LLM
 from kadence.errors import ConfigError, KadenceError
 from services.drafter.draft_arch import read_draft_arch
 from services.model.fetch import resolve
+from services.model.shipped import find_drafter
 from services.verifier.target import Target
 from training.acceptance import Acceptance, measure
 from training.conversations import Conversation, read_prompts
@@ -72,9 +73,8 @@ def summary(found: Acceptance) -> Row:
     }
 
 
-def offline(folder: Path, model: Path, vocabulary: int, answers: dict[str, Acceptance]) -> dict[str, Row]:
+def offline(drafter: Drafter, model: Path, answers: dict[str, Acceptance]) -> dict[str, Row]:
     """By task: what the drafter holds, over the target's own answers."""
-    drafter = Drafter(folder, model, vocabulary)
     extract = Extractor(Target(model, "bfloat16"), drafter.taps)
     found = {}
     for task, acceptance in answers.items():
@@ -87,13 +87,13 @@ def offline(folder: Path, model: Path, vocabulary: int, answers: dict[str, Accep
 
 def evaluate(args: argparse.Namespace) -> Row:
     """Everything that is measured, as the file holds it."""
-    model, folder = resolve(args.model), args.drafter
-    arch = read_draft_arch(folder)
+    model, folder = resolve(args.model), find_drafter(args.drafter)
+    arch, over_answers = read_draft_arch(folder), Drafter(folder, model, args.vocabulary)
     prompts: dict[str, list[str]] = {}
     for task, text in read_prompts(args.prompts):
         if len(prompts.setdefault(task, [])) < args.count:
             prompts[task].append(text)
-    drafts, rows = arch.max_draft_tokens, []
+    drafts, rows = arch.max_draft_tokens, list[Row]()
     answers: dict[str, Acceptance] = {}
     with tempfile.TemporaryDirectory() as scratch:
         drafters: dict[str, Path | None] = {arch.kind: folder}
@@ -111,7 +111,7 @@ def evaluate(args: argparse.Namespace) -> Row:
         "draft_vocabulary": args.vocabulary,
         "seed": args.seed,
         "served": rows,
-        "offline": offline(folder, model, args.vocabulary, answers),
+        "offline": offline(over_answers, model, answers),
     }
 
 
@@ -158,7 +158,9 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m training.evaluate", description=__doc__.split("\n")[0])
-    parser.add_argument("--drafter", type=Path, required=True, help="folder of a drafter that was trained here")
+    parser.add_argument(
+        "--drafter", required=True, help="a drafter that was trained here: its folder, or a shipped one's name"
+    )
     parser.add_argument("--model", required=True, help="the target: a folder, or a name of `kadence models list`")
     parser.add_argument(
         "--prompts", type=Path, nargs="+", required=True, help='files, or folders, of {"task", "prompt"} lines'

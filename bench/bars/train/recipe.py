@@ -51,7 +51,7 @@ async def measure(bench: Bench) -> AsyncIterator[Bar]:
     note = ", ".join(f"{name} {before[name]:.3f} -> {after[name]:.3f}" for name in before)
     samples = {"before": before, "after": after, "steps": recipe.steps}
     change = after["loss"] - before["loss"]
-    yield Bar(f"change of the held-out loss in {seconds // 60} minutes", change, "<=", 0.0, note=note, samples=samples)
+    yield Bar(f"change of the held-out loss in {seconds / 60:g} minutes", change, "<=", 0.0, note=note, samples=samples)
 
 
 def shaped(arch: DraftArch) -> Recipe:
