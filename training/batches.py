@@ -13,7 +13,7 @@ from training.loss import Labels
 from training.model import Blocks
 
 HELD_OUT = 20
-"""One conversation in so many is never trained on, chosen by its digest."""
+"""One prompt in so many is never trained on, with all its answers, chosen by its digest."""
 
 _MULTIPLE = 16  # what the kernels want of a number of keys
 
@@ -30,7 +30,7 @@ def split(cache: Cache) -> tuple[list[int], list[int]]:
     """Indices of the examples to train on, and of those held out."""
     parts: tuple[list[int], list[int]] = ([], [])
     for index in range(len(cache)):
-        parts[int(cache.digest(index), 16) % HELD_OUT == 0].append(index)
+        parts[int(cache.prompt_digest(index), 16) % HELD_OUT == 0].append(index)
     return parts
 
 

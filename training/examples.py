@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -89,6 +90,11 @@ class Cache:
         file, place = self._where[index]
         return file.digests[place]
 
+    def prompt_digest(self, index: int) -> str:
+        """Names the prompt of example `index`, 32 hex digits."""
+        file, place = self._where[index]
+        return hashlib.sha256(file.prompt(place).numpy().tobytes()).hexdigest()[:32]
+
     def __getitem__(self, index: int) -> Example:
         file, place = self._where[index]
         return file.read(place)
@@ -119,6 +125,12 @@ class _Chunk:
                 raise ConfigError(f"{self._path}: {name} is {value}, in other files of the folder {metadata.get(name)}")
         if self.width != width:
             raise ConfigError(f"{self._path}: taps are {self.width} wide, in other files of the folder {width}")
+
+    def prompt(self, place: int) -> Tensor:
+        """Ids of the prompt of example `place`, int32 [P]."""
+        start: int = self._rows[place]
+        ids: Tensor = self._parts["tokens"][start : start + int(self._prompts[place])]
+        return ids
 
     def read(self, place: int) -> Example:
         """Example `place` of the file."""

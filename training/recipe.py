@@ -8,6 +8,7 @@ from typing import Any
 from kadence.errors import ConfigError
 from services.drafter.draft_arch import DraftArch
 from services.model.arch import Arch
+from services.model.rope_parameters import RopeParameters
 
 KINDS = ("dflash2", "dflash")
 CONV_TAPS, CONV_GROUP, TOP_K = 2, 16, 16
@@ -78,7 +79,7 @@ class Recipe:
             vocab_size=target.vocab_size,
             max_position=target.max_position,
             rms_norm_eps=1e-6,
-            rope=target.rope,
+            rope=RopeParameters(target.rope.theta),  # answers are short: no scaling is learnt
             attention_bias=False,
             block_size=self.block,
             taps=self.taps,

@@ -47,6 +47,9 @@ class Trainer:
         with Checkpoint(target) as tensors:
             embedding = tensors.take("model.embed_tokens.weight", shape, torch.bfloat16)
             head = embedding if arch.tied_head else tensors.take("lm_head.weight", shape, torch.bfloat16)
+            fingerprint = tensors.fingerprint(ignore=["lm_head.weight"] if arch.tied_head else [])
+        if cache.model not in ("", fingerprint):
+            raise ConfigError(f"the features are of the model {cache.model}; {target} is {fingerprint}")
         self.vocabulary = read_draft_vocabulary(ranking, recipe.vocabulary, arch.vocab_size)
         self._ranked = json.loads(ranking.read_text(encoding="utf-8"))["token_ids"]
         self.head = head[self.vocabulary].to(device)

@@ -41,7 +41,7 @@ class Digests:
     def __len__(self) -> int:
         return len(self._digests)
 
-    def digest(self, index: int) -> str:
+    def prompt_digest(self, index: int) -> str:
         return self._digests[index]
 
 

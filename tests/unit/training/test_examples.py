@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,22 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
         for name in ("tokens", "taps", "ids"):
             assert torch.equal(getattr(got, name), getattr(example, name))
         assert torch.allclose(got.p, example.p, atol=5e-4)  # kept in half precision
+
+
+def test_prompts_are_told_apart_whatever_is_answered(tmp_path: Path) -> None:
+    conversations, examples = some(4, 1)
+    prompts = [conversations[i].prompt for i in (0, 1, 0, 1)]
+    made = [Conversation(prompt, c.response) for prompt, c in zip(prompts, conversations, strict=True)]
+    swapped = [
+        replace(e, tokens=torch.cat([torch.tensor(p), e.tokens[e.prompt :]]), prompt=len(p))
+        for p, e in zip(prompts, examples, strict=True)
+    ]
+    rows = [torch.zeros(len(e.tokens), 6).bfloat16() for e in swapped]
+    write(tmp_path / "a.safetensors", made, [replace(e, taps=t) for e, t in zip(swapped, rows, strict=True)], ORIGIN)
+    cache = Cache(tmp_path)
+    names = [cache.prompt_digest(index) for index in range(4)]
+    assert names[0] == names[2] != names[1] == names[3]
+    assert len({cache.digest(index) for index in range(4)}) == 4
 
 
 def test_files_of_a_version_that_did_not_say_are_read(tmp_path: Path) -> None:

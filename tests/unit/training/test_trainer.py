@@ -17,7 +17,7 @@ from tests.support import tiny_drafter, tiny_model
 from tests.support.tiny_llama import TinyLlama
 from training import checkpoint, train
 from training.conversations import Conversation
-from training.examples import Cache, write
+from training.examples import Cache, Origin, write
 from training.features import Extractor
 from training.recipe import Recipe
 from training.trainer import Trainer
@@ -166,6 +166,16 @@ def test_recipes_that_do_not_fit_the_target_are_refused(folder: Path, field: str
 def test_features_of_other_taps_are_refused(folder: Path) -> None:
     with pytest.raises(ConfigError, match="taps"):
         trainer(folder, replace(RECIPE, taps=(0, 1, 2)))
+
+
+def test_features_of_another_model_are_refused(folder: Path, tmp_path: Path) -> None:
+    cache = Cache(folder / "features")
+    conversations = [Conversation((5, 6), (7, 8, 9))] * len(cache)
+    examples = [cache[index] for index in range(len(cache))]
+    origin = Origin(model="0" * 32, taps=RECIPE.taps, likeliest=32)
+    write(tmp_path / "one.safetensors", conversations, examples, origin)
+    with pytest.raises(ConfigError, match="of the model 0000"):
+        Trainer(RECIPE, folder / "model", Cache(tmp_path), folder / "ranking.json", CPU)
 
 
 def test_the_rate_rises_stays_and_falls_to_nothing() -> None:
