@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from training.features import Cache, Example
+from training.examples import Cache, Example
 from training.loss import Labels
 from training.model import Blocks
 

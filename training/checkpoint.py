@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from torch import Tensor
 from kadence.errors import CheckpointError
 from services.drafter.draft_arch import DraftArch, read_draft_arch
 from services.model.weights import Checkpoint
+from training import files
 from training.model import DraftModel
 
 _CODEBOOKS = ("candidate_selector.predecessor_codebook", "candidate_selector.successor_codebook")
@@ -102,7 +102,6 @@ def load_target(model: DraftModel, folder: Path, names: list[str]) -> None:
 
 def save(model: DraftModel, folder: Path, vocabulary: Tensor, ranked: list[int]) -> None:
     """Writes the published format in bfloat16, and the ranking of ids beside it; a reader sees old or new files.
-
     ranked: all ids, most frequent first, of which `vocabulary` int64 [v] holds some; the codebooks' other rows are 0.
     """
     folder.mkdir(parents=True, exist_ok=True)
@@ -113,12 +112,7 @@ def save(model: DraftModel, folder: Path, vocabulary: Tensor, ranked: list[int])
             whole[vocabulary] = tensor.cpu()
             tensor = whole
         tensors[name] = tensor.to("cpu", torch.bfloat16).contiguous()
-    part = folder / "part"
-    save_file(tensors, str(part), metadata={"format": "pt"})
-    os.replace(part, folder / "model.safetensors")
-    for name, value in (
-        ("config.json", json.dumps(config(model.arch), indent=1)),
-        ("draft_vocabulary.json", json.dumps({"token_ids": ranked})),
-    ):
-        part.write_text(value + "\n")
-        os.replace(part, folder / name)
+    files.replace(folder / "model.safetensors", lambda part: save_file(tensors, part, metadata={"format": "pt"}))
+    settings, ranking = json.dumps(config(model.arch), indent=1), json.dumps({"token_ids": ranked})
+    files.replace(folder / "config.json", lambda part: part.write_text(settings + "\n"))
+    files.replace(folder / "draft_vocabulary.json", lambda part: part.write_text(ranking + "\n"))

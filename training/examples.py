@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from kadence.errors import ConfigError
+from training import files
 from training.conversations import Conversation
 
 _TENSORS = ("digests", "lengths", "prompts", "tokens", "taps", "ids", "p")
@@ -147,7 +147,7 @@ class _Chunk:
 def write(
     path: Path, conversations: Sequence[Conversation], examples: Sequence[Example], origin: Origin | None = None
 ) -> None:
-    """Stores the examples of conversations; whoever reads the folder sees the whole file or none."""
+    """Stores the examples of conversations; whoever reads the folder sees the whole file or none. Raises OSError."""
     tensors = {
         "digests": torch.tensor([list(conversation.digest) for conversation in conversations], dtype=torch.uint8),
         "lengths": torch.tensor([len(example.tokens) for example in examples], dtype=torch.int32),
@@ -157,7 +157,5 @@ def write(
         "ids": torch.cat([example.ids for example in examples]).int(),
         "p": torch.cat([example.p for example in examples]).half(),
     }
-    part = path.with_suffix(".part")
     stored = {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
-    save_file(stored, str(part), metadata=origin.metadata() if origin else None)
-    os.replace(part, path)
+    files.replace(path, lambda part: save_file(stored, part, metadata=origin.metadata() if origin else None))

@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from kadence.errors import ConfigError, KadenceError
+from kadence.errors import ConfigError
 from services.kernels.candidates import candidates
 from services.kernels.device import moved
 from services.model.arch import read_arch
@@ -26,6 +26,7 @@ from services.model.weights import Checkpoint
 from services.verifier import batch
 from services.verifier.paged_kv import allocate_caches
 from services.verifier.target import Target
+from training.command import add_machine, ended, machine
 from training.conversations import LONGEST, Conversation, read
 from training.examples import Cache, Example, Origin, write
 
@@ -147,7 +148,7 @@ def extend(folder: Path, conversations: Sequence[Conversation], extract: Extract
 
 
 def _digests(folder: Path, origin: Origin) -> set[str]:
-    """Of the examples that the folder has; {} for an empty one. Raises ConfigError if they are not of `origin`."""
+    """Of the examples that the folder has. Raises ConfigError if they are not of `origin`."""
     if next(folder.glob("*.safetensors"), None) is None:
         return set()
     cache = Cache(folder)
@@ -159,24 +160,14 @@ def _digests(folder: Path, origin: Origin) -> set[str]:
 
 def main(arguments: list[str] | None = None) -> int:
     args = _parser().parse_args(arguments)
-    try:
-        if args.threads:
-            torch.set_num_threads(args.threads)
-        target = load(resolve(args.model), torch.bfloat16, _device(args.device))
-        extract = Extractor(target, args.taps)
-        longest = min(LONGEST, target.arch.max_position)
-        extend(args.out, read(args.data, target.arch.vocab_size, longest), extract)
-    except (KadenceError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    return 0
+    return ended(lambda: _make(args), "stopped; the same command goes on where it was")
 
 
-def _device(text: str) -> torch.device:
-    try:
-        return torch.empty(0, device=text).device
-    except (RuntimeError, AssertionError) as error:  # what torch raises where it was built without CUDA
-        raise ConfigError(f"--device is {text!r}: {str(error).splitlines()[0]}") from None
+def _make(args: argparse.Namespace) -> None:
+    target = load(resolve(args.model), torch.bfloat16, machine(args))
+    extract = Extractor(target, args.taps)
+    longest = min(LONGEST, target.arch.max_position)
+    extend(args.out, read(args.data, target.arch.vocab_size, longest), extract)
 
 
 def _taps(text: str) -> tuple[int, ...]:
@@ -191,8 +182,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--model", required=True, help="the target: a folder, or a name of `kadence models list`")
     add("--taps", type=_taps, required=True, help="layers whose outputs the drafter reads, from 0, as 1,8,14,21,27")
     add("--out", type=Path, required=True, help="folder of the features; about 6 kB a token with the default model")
-    add("--device", default="cpu", help="cpu, or cuda")
-    add("--threads", type=int, default=0, help="compute threads; 0 is torch's own choice")
+    add_machine(parser)
     return parser
 
 

@@ -17,7 +17,7 @@ from services.model.arch import read_arch
 from services.model.weights import Checkpoint
 from training import batches, checkpoint
 from training.acceptance import interval
-from training.features import Example
+from training.examples import Example
 from training.held_out import Hits, hits
 from training.model import DraftModel
 

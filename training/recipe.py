@@ -43,14 +43,14 @@ class Recipe:
     batch: int = _entry(4, "conversations of a step", 1)
     anchors: int = _entry(40, "blocks of each of them", 1)
     steps: int = _entry(10_000, "in all", 1)
-    seed: int = _entry(0, "of everything that is drawn")
+    seed: int = _entry(0, "of everything that is drawn", most=2**63 - 1)
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
             raise ConfigError(f"kind is {self.kind!r}; one of {', '.join(KINDS)} is trained")
         for entry in fields(self):
             value, least, most = getattr(self, entry.name), entry.metadata["least"], entry.metadata["most"]
-            if isinstance(value, int | float) and entry.name != "seed" and not least <= value <= most:
+            if isinstance(value, int | float) and not least <= value <= most:
                 raise ConfigError(f"{entry.name} is {value}; {least} to {most} is possible")
 
     def rate_at(self, step: int) -> float:

@@ -13,11 +13,10 @@ from dataclasses import Field, asdict, fields
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from kadence.errors import KadenceError
+from kadence.errors import ConfigError
 from services.model.fetch import resolve
 from services.model.shipped import find_drafter
+from training.command import add_machine, ended, machine
 from training.examples import Cache
 from training.recipe import Recipe
 from training.trainer import Trainer
@@ -67,31 +66,26 @@ def _log(out: Path, line: dict[str, Any]) -> None:
 
 def main(arguments: list[str] | None = None) -> int:
     args = _parser().parse_args(arguments)
-    try:
-        if args.threads:
-            torch.set_num_threads(args.threads)
-        recipe = Recipe(**{entry.name: getattr(args, entry.name) for entry in fields(Recipe)})
-        device = torch.device(args.device)
-        trainer = Trainer(recipe, resolve(args.model), Cache(args.features), args.ranking, device)
-        args.out.mkdir(parents=True, exist_ok=True)
-        state = args.out / STATE
-        if state.exists():
-            trainer.load(state)
-        else:
-            trainer.begin(find_drafter(args.init) if args.init else None)
-            (args.out / "recipe.json").write_text(json.dumps(asdict(recipe), indent=1) + "\n")
-        learn, held = trainer.examples
-        print(
-            f"{learn} conversations to learn from, {held} held out; step {trainer.step} of {recipe.steps}", flush=True
-        )
-        run(trainer, args.out, args.every)
-    except (KadenceError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print(f"stopped; the same command goes on from {args.out / STATE}, if there is one", file=sys.stderr)
-        return 130
-    return 0
+    stopped = f"stopped; the same command goes on from {args.out / STATE}, if there is one"
+    return ended(lambda: _train(args), stopped)
+
+
+def _train(args: argparse.Namespace) -> None:
+    if args.every < 1:
+        raise ConfigError(f"--every is {args.every}; at least 1 is needed")
+    device = machine(args)
+    recipe = Recipe(**{entry.name: getattr(args, entry.name) for entry in fields(Recipe)})
+    trainer = Trainer(recipe, resolve(args.model), Cache(args.features), args.ranking, device)
+    args.out.mkdir(parents=True, exist_ok=True)
+    state = args.out / STATE
+    if state.exists():
+        trainer.load(state)
+    else:
+        trainer.begin(find_drafter(args.init) if args.init else None)
+    (args.out / "recipe.json").write_text(json.dumps(asdict(recipe), indent=1) + "\n")
+    learn, held = trainer.examples
+    print(f"{learn} conversations to learn from, {held} held out; step {trainer.step} of {recipe.steps}", flush=True)
+    run(trainer, args.out, args.every)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -102,8 +96,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--out", type=Path, required=True, help="folder of the drafter, its state and its log")
     parser.add_argument("--init", help="a drafter to begin with, folder or name; what it lacks comes from the target")
     parser.add_argument("--every", type=int, default=200, help="steps between looks at held-out examples, with a save")
-    parser.add_argument("--device", default="cpu", help="cpu, or cuda")
-    parser.add_argument("--threads", type=int, default=0, help="compute threads; 0 is torch's own choice")
+    add_machine(parser)
     for entry in fields(Recipe):
         name = "--" + entry.name.replace("_", "-")
         parser.add_argument(name, type=_reader(entry), default=entry.default, help=entry.metadata["help"])

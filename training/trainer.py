@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -17,7 +16,7 @@ from services.drafter.draft_vocabulary import read_draft_vocabulary
 from services.kernels.device import moved
 from services.model.arch import read_arch
 from services.model.weights import Checkpoint
-from training import batches, checkpoint
+from training import batches, checkpoint, files
 from training.examples import Cache
 from training.held_out import hits
 from training.loss import head_loss, selector_loss
@@ -57,6 +56,13 @@ class Trainer:
         self.places[self.vocabulary] = torch.arange(len(self.vocabulary))
         self.model = DraftModel(recipe.arch(arch), embedding.to(device), len(self.vocabulary))
         self._learn, self._held = batches.split(cache)
+        if not self._learn or not self._held:
+            held = (
+                f"{len(self._held)} of {len(cache)} conversations are held out (about one prompt in {batches.HELD_OUT})"
+            )
+            raise ConfigError(
+                f"{held}; some to learn from and some to hold out are needed, add features of more prompts"
+            )
         self.step = 0
         self._optimizers = _optimizers(self.model, recipe)
         self.model.to(device)
@@ -74,7 +80,7 @@ class Trainer:
         checkpoint.load_target(self.model, self._target, missing)
 
     def advance(self) -> dict[str, float]:
-        """One step; what it measured of its own batch."""
+        """One step; what it measured of its own batch. Raises ConfigError if it is not finite; the weights stay."""
         r = self.recipe
         for optimizer in self._optimizers:
             optimizer.zero_grad(set_to_none=True)
@@ -83,7 +89,8 @@ class Trainer:
         places = batches.pick(len(self._learn), self.step, r.batch, r.seed)
         total, found = self._loss(self._batch([self._learn[place] for place in places], self.step, r.seed))
         total.backward()
-        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        if not torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0).isfinite():
+            raise ConfigError(f"step {self.step}: the loss or its gradient is not finite; lower rates may help")
         for optimizer in self._optimizers:
             optimizer.step()
         self.step += 1
@@ -102,12 +109,11 @@ class Trainer:
         return {name: value / blocks for name, value in sums.items()}
 
     def save(self, path: Path) -> None:
-        """Writes what `load` needs; a reader sees the old file or the new."""
-        part = path.with_suffix(".part")
+        """Writes what `load` needs; a reader sees the old file or the new. Raises OSError."""
         optimizers = [optimizer.state_dict() for optimizer in self._optimizers]
         state = {"model": self.model.state_dict(), "optimizers": optimizers, "step": self.step}
-        torch.save({**state, "recipe": asdict(self.recipe) | {"taps": list(self.recipe.taps)}}, part)
-        os.replace(part, path)
+        state["recipe"] = asdict(self.recipe) | {"taps": list(self.recipe.taps)}
+        files.replace(path, lambda part: torch.save(state, part))
 
     def load(self, path: Path) -> None:
         """Goes on where a run of the same recipe was saved. Raises CheckpointError if the file is none of such."""
@@ -118,9 +124,12 @@ class Trainer:
             raise CheckpointError(f"{path}: damaged, or not a training state ({type(error).__name__})") from None
         if differs := self.recipe.differs(recipe):
             raise CheckpointError(f"{path}: another recipe: {differs}; take another folder, or that recipe")
-        self.model.load_state_dict(model)
-        for optimizer, state in zip(self._optimizers, optimizers, strict=True):
-            optimizer.load_state_dict(state)
+        try:
+            self.model.load_state_dict(model)
+            for optimizer, state in zip(self._optimizers, optimizers, strict=True):
+                optimizer.load_state_dict(state)
+        except (RuntimeError, ValueError):
+            raise CheckpointError(f"{path}: of a drafter for another target, {self._target} is given") from None
         self.step = step
 
     def export(self, folder: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from training import batches
-from training.features import Example
+from training.examples import Example
 
 VOCAB, KEPT, SIZE, GAMMA = 50, 4, 6, 3.0
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from services.drafter.draft_arch import read_draft_arch
 from services.model.arch import read_arch
 from tests.support import tiny_drafter, tiny_model
 from tests.support.tiny_llama import TinyLlama
-from training import checkpoint, train
+from training import batches, checkpoint, train
 from training.conversations import Conversation
 from training.examples import Cache, Origin, write
 from training.features import Extractor
@@ -127,11 +128,66 @@ def test_the_command_trains_and_goes_on(folder: Path, tmp_path: Path, capsys: py
     assert train.main([*words, "--steps=5"]) == 0
     assert "; step 3 of 5" in capsys.readouterr().out
     assert json.loads((tmp_path / "log.jsonl").read_text().splitlines()[-1])["step"] == 5
+    assert json.loads((tmp_path / "recipe.json").read_text())["steps"] == 5
     assert train.main([*words, "--steps=5", "--gamma=2"]) == 1
     assert "gamma is 2.0, and was 4.0" in capsys.readouterr().err
     (tmp_path / "state.pt").write_bytes(b"no state")
     assert train.main([*words, "--steps=5"]) == 1
     assert "state.pt: damaged" in capsys.readouterr().err
+    for wrong, told in (
+        ("--every=0", "--every is 0; at least 1"),
+        ("--threads=-1", "--threads is -1; at least 0"),
+        ("--device=nowhere", "--device is 'nowhere': "),
+    ):
+        assert train.main([*words, wrong]) == 1
+        error = capsys.readouterr().err
+        assert error.startswith("error: ") and told in error and error.count("\n") == 1
+
+
+def test_what_is_not_finite_changes_no_weights(folder: Path) -> None:
+    made = trainer(folder)
+    made.advance()
+    with torch.no_grad():
+        made.model.norm.weight[0] = torch.inf
+    before = {name: tensor.clone() for name, tensor in made.model.state_dict().items()}
+    with pytest.raises(ConfigError, match="step 1: the loss or its gradient is not finite"):
+        made.advance()
+    assert made.step == 1
+    for name, tensor in made.model.state_dict().items():
+        assert torch.equal(tensor, before[name]), name
+
+
+def test_a_full_disk_leaves_the_last_state(folder: Path, tmp_path: Path) -> None:
+    made, path = trainer(folder), tmp_path / "state.pt"
+    made.save(path)
+    before, limits = path.read_bytes(), resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, limits[1]))
+    try:
+        for write in (lambda: made.save(path), lambda: made.export(tmp_path)):
+            with pytest.raises(OSError, match=r"cannot be written, the disk may be full"):
+                write()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert [file.name for file in tmp_path.iterdir()] == ["state.pt"] and path.read_bytes() == before
+
+
+def test_a_state_of_another_target_is_refused(folder: Path, tmp_path: Path) -> None:
+    made, path = trainer(folder), tmp_path / "state.pt"
+    made.save(path)
+    state = torch.load(path, weights_only=True)
+    state["model"]["fc.weight"] = state["model"]["fc.weight"][:, 1:].clone()
+    torch.save(state, path)
+    with pytest.raises(CheckpointError, match=r"state\.pt: of a drafter for another target"):
+        made.load(path)
+
+
+@pytest.mark.parametrize("part", [0, 1])
+def test_features_with_nothing_held_out_are_refused(folder: Path, tmp_path: Path, part: int) -> None:
+    cache = Cache(folder / "features")
+    examples = [cache[index] for index in batches.split(cache)[part]]
+    write(tmp_path / "one.safetensors", [Conversation((5,), (7, 8))] * len(examples), examples)
+    with pytest.raises(ConfigError, match=f"{part * len(examples)} of {len(examples)} conversations are held out"):
+        Trainer(RECIPE, folder / "model", Cache(tmp_path), folder / "ranking.json", CPU)
 
 
 @pytest.mark.parametrize(
@@ -142,6 +198,7 @@ def test_the_command_trains_and_goes_on(folder: Path, tmp_path: Path, capsys: py
         ("block", 1, "block is 1; 2 to 16"),
         ("steps", 0, "steps is 0; 1 to"),
         ("rate", float("nan"), "rate is nan"),
+        ("seed", 2**63, "seed is"),
     ],
 )
 def test_recipes_out_of_range_are_refused(field: str, value: object, words: str) -> None:
