@@ -41,11 +41,11 @@ def before_loop(ids: Sequence[int], size: int = LOOP) -> int:
     return len(ids)
 
 
-def read(paths: Iterable[Path], vocab_size: int, longest: int = LONGEST) -> list[Conversation]:
+def read(paths: Sequence[Path], vocab_size: int, longest: int = LONGEST) -> list[Conversation]:
     """The lines {"prompt_ids": [...], "response_ids": [...]} of all files, each conversation once, in their order.
 
     Answers are cut where they loop, and everything to `longest` tokens; lines without an answer of two tokens are left
-    out. Raises ConfigError naming file, line and value.
+    out. Raises ConfigError naming file, line and value, or the files if they hold no answers at all.
     """
     found: dict[Conversation, None] = {}
     for path in paths:
@@ -54,6 +54,8 @@ def read(paths: Iterable[Path], vocab_size: int, longest: int = LONGEST) -> list
             response = response[: before_loop(response)][: max(0, longest - len(prompt))]
             if prompt and len(response) > 1:
                 found[Conversation(prompt, response)] = None
+    if not found:
+        raise ConfigError(f"{', '.join(map(str, paths))}: no answers of two tokens there")
     return list(found)
 
 

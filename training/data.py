@@ -20,10 +20,11 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from kadence.cluster import LLM
-from kadence.errors import APIError, ConfigError, InvalidRequestError, KadenceError
+from kadence.errors import APIError, ConfigError, InvalidRequestError
 from kadence.types import GenerateResult
 from services.model.fetch import resolve
 from services.scheduler.tokenizer import Tokenizer
+from training.command import ended
 from training.conversations import LONGEST, read_prompts
 from training.jobs import Job, left, plan, shard
 
@@ -112,20 +113,20 @@ def write(jobs: list[Job], line: Callable[[Job], dict[str, Any]], out: TextIO, a
 
 def main(arguments: list[str] | None = None) -> int:
     args = _parser().parse_args(arguments)
-    try:
-        _check(args)
-        folder = resolve(args.model)
-        jobs = plan(read_prompts(args.prompts), args.answers, args.turns, args.temperature, args.seed)
-        jobs = left(shard(jobs, args.shard), args.out)
-        if not jobs:
-            print(f"{args.out} is complete")
-            return 0
-        with _cluster(args, folder) as llm, args.out.open("a", encoding="utf-8") as out:
-            write(jobs, Writer(llm, Tokenizer.load(folder), args.max_tokens).line, out, args.at_once)
-    except (KadenceError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    return 0
+    return ended(lambda: _make(args), "stopped; the same command goes on where it was")
+
+
+def _make(args: argparse.Namespace) -> None:
+    _check(args)
+    folder = resolve(args.model)
+    jobs = plan(read_prompts(args.prompts), args.answers, args.turns, args.temperature, args.seed)
+    jobs = left(shard(jobs, args.shard), args.out)
+    if not jobs:
+        print(f"{args.out} is complete")
+        return
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    with _cluster(args, folder) as llm, args.out.open("a", encoding="utf-8") as out:
+        write(jobs, Writer(llm, Tokenizer.load(folder), args.max_tokens).line, out, args.at_once)
 
 
 def _cluster(args: argparse.Namespace, folder: Path) -> LLM:

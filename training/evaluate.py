@@ -15,14 +15,15 @@ from pathlib import Path
 from typing import Any, Literal
 
 from kadence.cluster import LLM
-from kadence.errors import ConfigError, KadenceError
+from kadence.errors import ConfigError
 from services.drafter.draft_arch import read_draft_arch
 from services.model.fetch import resolve
 from services.model.shipped import find_drafter
 from services.verifier.target import Target
 from training.acceptance import Acceptance, measure
-from training.conversations import Conversation, read_prompts
-from training.features import LONGEST, Extractor
+from training.command import ended
+from training.conversations import LONGEST, Conversation, read_prompts
+from training.features import Extractor
 from training.offline import PATHS, Drafter, without_selector
 
 Row = dict[str, Any]
@@ -144,16 +145,18 @@ def _line(*cells: str) -> str:
 
 def main(arguments: list[str] | None = None) -> int:
     args = _parser().parse_args(arguments)
-    try:
-        if 0.0 not in args.temperatures:
-            raise ConfigError(f"--temperatures are {args.temperatures}; 0 is needed among them, for known answers")
-        found = evaluate(args)
-        args.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-        print(tables(found))
-    except (KadenceError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    return 0
+    return ended(lambda: _write(args))
+
+
+def _write(args: argparse.Namespace) -> None:
+    if 0.0 not in args.temperatures:
+        raise ConfigError(f"--temperatures are {args.temperatures}; 0 is needed among them, for known answers")
+    if args.count < 1:
+        raise ConfigError(f"--count is {args.count}; at least 1 is needed")
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    found = evaluate(args)
+    print(tables(found))  # first, as measuring takes long, and writing may fail
+    args.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 
 
 def _parser() -> argparse.ArgumentParser:

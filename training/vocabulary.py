@@ -13,9 +13,10 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from kadence.errors import CheckpointError, ConfigError, KadenceError
+from kadence.errors import CheckpointError
 from services.model.arch import read_arch, read_json
 from services.model.fetch import resolve
+from training.command import ended
 from training.conversations import read
 
 
@@ -50,18 +51,15 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--model", required=True, help="the target: a folder, or a name of `kadence models list`")
     parser.add_argument("--out", type=Path, required=True, help="the file to write")
     args = parser.parse_args(arguments)
-    try:
-        folder = resolve(args.model)
-        size = read_arch(folder).vocab_size
-        answers = [conversation.response for conversation in read(args.data, size)]
-        if not answers:
-            raise ConfigError(f"{args.data[0]}: no answers there")
-        ranked = rank(answers, size, end_ids(folder, size))
-        args.out.write_text(json.dumps({"token_ids": ranked}))
-    except (KadenceError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    return 0
+    return ended(lambda: _write(args))
+
+
+def _write(args: argparse.Namespace) -> None:
+    folder = resolve(args.model)
+    size = read_arch(folder).vocab_size
+    ranked = rank((one.response for one in read(args.data, size)), size, end_ids(folder, size))
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    args.out.write_text(json.dumps({"token_ids": ranked}))
 
 
 if __name__ == "__main__":

@@ -95,6 +95,9 @@ def test_files_that_cannot_be_read_are_told(tmp_path: Path) -> None:
     (tmp_path / "bytes.jsonl").write_bytes(b"\xff\n")
     with pytest.raises(ConfigError, match=r"bytes\.jsonl: cannot be read: not a text file"):
         read([tmp_path / "bytes.jsonl"], 50)
+    short = written(tmp_path / "short.jsonl", {"prompt_ids": [1], "response_ids": [3]})
+    with pytest.raises(ConfigError, match=r"short\.jsonl: no answers of two tokens there"):
+        read([short], 50)
 
 
 def test_prompts_of_files_and_folders(tmp_path: Path) -> None:

@@ -25,14 +25,14 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(scene: Path, *more: str) -> int:
-    given = {"--drafter": "drafter", "--model": "model", "--prompts": "prompts.jsonl", "--out": "found.json"}
+    given = {"--drafter": "drafter", "--model": "model", "--prompts": "prompts.jsonl", "--out": "results/found.json"}
     words = [word for key, name in given.items() for word in (key, str(scene / name))]
     return main([*words, "--vocabulary", "320", "--temperatures", "0", "--count", "1", "--threads", "1", *more])
 
 
 def test_everything_is_measured_and_told(scene: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(scene) == 0
-    found = json.loads((scene / "found.json").read_text())
+    found = json.loads((scene / "results" / "found.json").read_text())
     assert (found["draft_tokens"], found["draft_vocabulary"]) == (7, 320)
     served = {(row["drafter"], row["task"]): row for row in found["served"]}
     assert set(served) == {(name, task) for name in ("dflash2", "without selector", "ngram") for task in "ab"}
@@ -57,6 +57,7 @@ def test_laws() -> None:
     ("wrong", "says"),
     [
         (["--temperatures", "1"], "--temperatures are [1.0]; 0 is needed"),
+        (["--count", "0"], "--count is 0; at least 1"),
         (["--vocabulary", "331"], "331 token ids are wanted"),
         (["--drafter", "/nowhere"], "/nowhere"),
         (["--prompts", "/nowhere"], "/nowhere"),
