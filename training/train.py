@@ -40,6 +40,7 @@ def run(trainer: Trainer, out: Path, every: int) -> None:
         gone, done = time.monotonic() - begun, trainer.step - first
         line = {
             "step": trainer.step,
+            "conversations": trainer.examples[0],  # another number where a run went on with more features
             "learnt": {name: value / took for name, value in sums.items()},
             "held_out": trainer.look(),
             "blocks_per_second": done * recipe.batch * recipe.anchors / gone,

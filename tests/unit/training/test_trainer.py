@@ -15,6 +15,7 @@ from kadence.errors import CheckpointError, ConfigError, KadenceError
 from services.drafter.draft_arch import read_draft_arch
 from services.model.arch import read_arch
 from tests.support import tiny_drafter, tiny_model
+from tests.support.mock_device import MockCuda
 from tests.support.tiny_llama import TinyLlama
 from training import batches, checkpoint, train
 from training.conversations import Conversation
@@ -81,6 +82,18 @@ def test_training_lowers_the_loss_on_what_it_has_not_seen(folder: Path) -> None:
     assert 1 <= after["walk"] <= after["oracle"] and 1 <= after["unary"] <= after["oracle"]
 
 
+def test_losses_and_drafts_on_a_device(folder: Path) -> None:
+    """Nothing that a look at held-out examples makes stays on the host."""
+    made = trainer(folder)
+    wanted = made.look()
+    with MockCuda():
+        for module in made.model.modules():  # Module.to would lose what says that a tensor is there
+            for held in (module._parameters, module._buffers):
+                held.update({name: x.to("cuda") for name, x in held.items() if x is not None})
+        made.head, made._device = made.head.to("cuda"), torch.device("cuda")
+        assert made.look() == pytest.approx(wanted, rel=0.02)
+
+
 def test_a_run_that_was_stopped_ends_with_the_same_weights(folder: Path, tmp_path: Path) -> None:
     recipe = replace(RECIPE, steps=8)
     whole, first, second = (trainer(folder, recipe) for _ in range(3))
@@ -124,6 +137,10 @@ def test_the_command_trains_and_goes_on(folder: Path, tmp_path: Path, capsys: py
     assert train.main([*words, "--steps=3"]) == 0
     lines = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [0, 2, 3]
+    assert [line.get("conversations") for line in lines] == [
+        None,
+        *[len(batches.split(Cache(folder / "features"))[0])] * 2,
+    ]
     assert lines[-1]["minutes_left"] == 0 and lines[-1]["blocks_per_second"] > 0
     assert train.main([*words, "--steps=5"]) == 0
     assert "; step 3 of 5" in capsys.readouterr().out
