@@ -124,7 +124,7 @@ async def scheduler(folder: Path, transport: str = "grpc", **overrides: Any) -> 
         await service.drain(0)
 
 
-async def until(condition: Callable[[], Any], seconds: float = 5.0) -> None:
+async def until(condition: Callable[[], Any], seconds: float = 20.0) -> None:
     """Waits until `condition()`, which may be a coroutine, is true."""
     deadline = asyncio.get_running_loop().time() + seconds
     while True:

@@ -312,7 +312,7 @@ async def test_a_plain_install_works_and_names_the_extra(tmp_path: Path) -> None
     fetch = await run(tmp_path, "models", "fetch", "x", "--from", __file__, prelude=BLOCK)
     assert fetch.code == 1 and "pip install 'kadence[cluster]'" in one_line(fetch.err.splitlines(keepends=True)[-1])
     listed = await run(tmp_path, "models", "list", prelude=BLOCK)
-    assert listed.code == 0 and "smollm2-135m-instruct  not fetched" in listed.out
+    assert listed.code == 0 and listed.out.split()[:3] == ["smollm2-135m-instruct", "not", "fetched"]
 
 
 async def test_a_command_that_cannot_be_loaded_names_the_extra(tmp_path: Path) -> None:

@@ -73,7 +73,7 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert read_draft_vocabulary(out, 3, tiny_model.VOCAB_SIZE).tolist() == [1, 40, 41]
     data.write_text('{"job": 3, "task": "chat"}')
     assert vocabulary.main(arguments) == 1
-    assert capsys.readouterr().err == f"error: {data}: no answers there\n"
+    assert capsys.readouterr().err == f"error: {data}: no answers of two tokens there\n"
     for line in ("not json", '{"response_ids": [330]}', "[]"):
         data.write_text(f'{{"response_ids": []}}\n{line}\n')
         assert vocabulary.main(arguments) == 1
