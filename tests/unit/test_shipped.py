@@ -115,7 +115,6 @@ def test_installs_bring_all_of_them() -> None:
     assert placed == {f"share/kadence/models/{name}": [f"models/{name}/*"] for name in names}
 
 
-@pytest.mark.skipif(NAME not in shipped.drafters(), reason="the drafter is not in this checkout")
 def test_the_shipped_one_fits_its_settings() -> None:
     folder = shipped.find_drafter(NAME)
     arch, settings = read_draft_arch(folder), defaults.DRAFTING[MODEL]
