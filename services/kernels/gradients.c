@@ -6,33 +6,18 @@
 #include <math.h>
 #include <stdint.h>
 
+#include "bf16.h"
 #include "exp2.h"
-
-typedef uint16_t bf16;
 
 #define LOG2E 1.44269504f
 #define PARALLEL _Pragma("omp parallel for num_threads(threads)")
-
-static inline __m512 load(const bf16 *p) {
-    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)p)), 16));
-}
 
 static inline __m512 load_some(const bf16 *p, __mmask16 some) {
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(some, p)), 16));
 }
 
-static inline void store(bf16 *p, __m512 x) { _mm256_storeu_si256((__m256i *)p, (__m256i)_mm512_cvtneps_pbh(x)); }
-
 static inline void store_some(bf16 *p, __m512 x, __mmask16 some) {
     _mm256_mask_storeu_epi16(p, some, (__m256i)_mm512_cvtneps_pbh(x));
-}
-
-static inline float widen(bf16 x) {
-    union {
-        uint32_t bits;
-        float value;
-    } word = {(uint32_t)x << 16};
-    return word.value;
 }
 
 static inline bf16 narrow(float x) {

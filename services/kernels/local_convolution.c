@@ -5,19 +5,7 @@
 #include <immintrin.h>
 #include <stdint.h>
 
-typedef uint16_t bf16;
-
-static inline __m512 load(const bf16 *p) {
-    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)p)), 16));
-}
-
-static inline float widen(bf16 x) {
-    union {
-        uint32_t bits;
-        float value;
-    } word = {(uint32_t)x << 16};
-    return word.value;
-}
+#include "bf16.h"
 
 // z, out and `residual` (NULL: none) [rows, hidden]; base [TAPS, hidden]; dynamic [rows, dynamic_stride], of which a
 // row's TAPS * hidden / GROUP are read. A row's place in its block is its number modulo `slots`.

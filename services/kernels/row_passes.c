@@ -5,18 +5,11 @@
 #include <math.h>
 #include <stdint.h>
 
+#include "bf16.h"
 #include "exp2.h"
-
-typedef uint16_t bf16;
 
 // Below this many numbers a second thread costs more than it saves.
 #define ALONE 8192
-
-static inline __m512 load(const bf16 *p) {
-    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)p)), 16));
-}
-
-static inline void store(bf16 *p, __m512 x) { _mm256_storeu_si256((__m256i *)p, (__m256i)_mm512_cvtneps_pbh(x)); }
 
 // e^x for x <= 0; 0 from about -104 on.
 static inline __m512 exp_512(__m512 x) {
