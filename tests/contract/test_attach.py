@@ -13,7 +13,8 @@ from kadence.errors import UnavailableError
 from kadence.internal import control_pb2
 from services.runtime.attach import Attachment
 from services.runtime.heartbeat import alive
-from tests.contract.fake_scheduler import Answer, FakeScheduler, serving, until
+from tests.contract.fake_scheduler import Answer, FakeScheduler, serving
+from tests.support.scheduling import until
 
 
 @asynccontextmanager

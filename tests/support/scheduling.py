@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -14,6 +15,9 @@ from services.runtime.channels import connect
 from services.scheduler.config import PolicyConfig, SchedulerConfig
 from services.scheduler.service import SchedulerService
 from tests.support.fake_verifier import FakeVerifier
+
+_TURNS = 200
+"""That `until` gives at least."""
 
 
 @dataclass
@@ -127,13 +131,14 @@ async def scheduler(folder: Path, transport: str = "grpc", **overrides: Any) -> 
 async def until(condition: Callable[[], Any], seconds: float = 20.0) -> None:
     """Waits until `condition()`, which may be a coroutine, is true."""
     deadline = asyncio.get_running_loop().time() + seconds
-    while True:
+    for turn in itertools.count():
         value = condition()
         if asyncio.iscoroutine(value):
             value = await value
         if value:
             return
-        assert asyncio.get_running_loop().time() < deadline, "timed out"
+        # A machine that stood still has used up the time, and nobody else had a turn in it.
+        assert turn < _TURNS or asyncio.get_running_loop().time() < deadline, "timed out"
         await asyncio.sleep(0.005)
 
 
