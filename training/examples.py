@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -66,11 +66,18 @@ class Cache:
         for file in self._files:
             file.check(self.metadata, self._files[0].width)
         self._where = [(file, index) for file in self._files for index in range(len(file.digests))]
+        self.taps = tuple(map(int, self.metadata["taps"].split(","))) if "taps" in self.metadata else None
+        """The tapped layers that examples have; None where the files do not say."""
+        self._columns: Tensor | None = None
 
-    @property
-    def taps(self) -> tuple[int, ...] | None:
-        """The tapped layers; None where the files do not say."""
-        return tuple(map(int, self.metadata["taps"].split(","))) if "taps" in self.metadata else None
+    def choose(self, taps: tuple[int, ...]) -> None:
+        """Examples have these taps from now on, some of those they have. Raises ValueError if one is not there."""
+        if self.taps is None or not set(taps) <= set(self.taps):
+            raise ValueError(f"taps {taps} of {self.taps}")
+        each = self.width // len(self.taps)
+        had = torch.arange(self.width) if self._columns is None else self._columns
+        self._columns = torch.cat([had[self.taps.index(tap) * each :][:each] for tap in taps])
+        self.taps = taps
 
     @property
     def model(self) -> str:
@@ -80,7 +87,7 @@ class Cache:
     @property
     def width(self) -> int:
         """Of the tapped outputs side by side, M * h_target."""
-        return self._files[0].width
+        return self._files[0].width if self._columns is None else len(self._columns)
 
     def __len__(self) -> int:
         return len(self._where)
@@ -97,7 +104,8 @@ class Cache:
 
     def __getitem__(self, index: int) -> Example:
         file, place = self._where[index]
-        return file.read(place)
+        example = file.read(place)
+        return example if self._columns is None else replace(example, taps=example.taps[:, self._columns])
 
 
 class _Chunk:

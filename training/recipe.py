@@ -25,7 +25,9 @@ class Recipe:
     """Sizes, loss and schedule. Raises ConfigError naming field, value and limit."""
 
     kind: str = _entry("dflash2", "dflash2, or dflash: neither convolution nor selector")
-    taps: tuple[int, ...] = _entry((1, 8, 14, 21, 27), "layers of the target whose outputs are read, from 0")
+    taps: tuple[int, ...] = _entry(
+        (1, 8, 14, 21, 27), "layers of the target whose outputs are read, from 0; all that features has, or some"
+    )
     layers: int = _entry(3, "of the drafter", 1, 64)
     rank: int = _entry(64, "of the selector; 0 is none", 0, 4096)
     convolution: bool = _entry(True, "whether layers have convolutions")

@@ -38,6 +38,8 @@ class Trainer:
         self.recipe, self._cache, self._device, self._target = recipe, cache, device, target
         torch.manual_seed(recipe.seed)
         arch = read_arch(target)
+        if cache.taps is not None and set(recipe.taps) <= set(cache.taps):
+            cache.choose(recipe.taps)
         if cache.taps not in (None, recipe.taps) or cache.width != len(recipe.taps) * arch.hidden_size:
             raise ConfigError(
                 f"the features are of taps {cache.taps}, {cache.width} wide; the recipe's are {recipe.taps}"

@@ -74,6 +74,21 @@ def test_files_of_a_version_that_did_not_say_are_read(tmp_path: Path) -> None:
     assert Cache(tmp_path).taps == (1, 3) and len(Cache(tmp_path)) == 6
 
 
+def test_some_of_the_taps_can_be_chosen(tmp_path: Path) -> None:
+    conversations, examples = some(2, 2, 6)
+    write(tmp_path / "a.safetensors", conversations, examples, Origin("aa", (1, 3, 7), 4))
+    cache = Cache(tmp_path)
+    with pytest.raises(ValueError, match="taps"):
+        cache.choose((1, 2))
+    cache.choose((1, 7))
+    assert (cache.taps, cache.width) == ((1, 7), 4)
+    assert cache[1].taps.equal(examples[1].taps[:, [0, 1, 4, 5]]) and cache[1].tokens.equal(examples[1].tokens)
+    cache.choose((7,))
+    assert cache[1].taps.equal(examples[1].taps[:, 4:])
+    with pytest.raises(ValueError, match="taps"):
+        cache.choose((1,))
+
+
 @pytest.mark.parametrize(
     ("origin", "width", "told"),
     [

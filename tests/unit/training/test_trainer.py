@@ -242,6 +242,23 @@ def test_features_of_other_taps_are_refused(folder: Path) -> None:
         trainer(folder, replace(RECIPE, taps=(0, 1, 2)))
 
 
+def test_features_of_more_taps_are_as_good(folder: Path, tmp_path: Path) -> None:
+    cache = Cache(folder / "features")
+    conversations = [Conversation((5,), (7, index)) for index in range(len(cache))]
+    examples = []
+    for example in cache:
+        first, last = example.taps.chunk(2, dim=1)
+        examples.append(replace(example, taps=torch.cat([first, torch.randn_like(first), last], dim=1)))
+    write(tmp_path / "all.safetensors", conversations, examples, Origin("", (0, 1, 2), 32))
+    less = trainer(folder)
+    more = Trainer(RECIPE, folder / "model", Cache(tmp_path), folder / "ranking.json", CPU)
+    more.begin(None)
+    for made in (less, more):
+        made.advance()
+    pairs = zip(less.model.state_dict().values(), more.model.state_dict().values(), strict=True)
+    assert all(ours.equal(theirs) for ours, theirs in pairs)
+
+
 def test_features_of_another_model_are_refused(folder: Path, tmp_path: Path) -> None:
     cache = Cache(folder / "features")
     conversations = [Conversation((5, 6), (7, 8, 9))] * len(cache)
