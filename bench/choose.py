@@ -26,7 +26,7 @@ from bench.load import Answer, play
 from bench.tasks import Prompts
 from kadence import AsyncClient
 from kadence.errors import KadenceError
-from training.conversations import before_loop
+from training.conversations import before_loop, spread
 
 LENGTHS = (2, 3, 4, 5, 7)
 _TOKENS = 96
@@ -67,12 +67,12 @@ async def measure(
             cluster = stack.enter_context(running("grpc", values))
             clients[name] = await stack.enter_async_context(AsyncClient(cluster.endpoint))
             await play(clients[name], [{"prompt": "Hello", "max_tokens": 16}])
-        for number, (task, texts) in itertools.product(range(count), prompts.items()):
-            for arm in arms:
-                answer = await _answer(clients[arm[0]], texts[number % len(texts)], arm[1])
-                if before_loop(answer.result.token_ids) < _SHORTEST:
-                    break
-                found[*arm, task].take(answer)
+        chosen = {task: spread(texts, count) for task, texts in prompts.items()}
+        for number, task in itertools.product(range(count), chosen):
+            for text, arm in itertools.product(chosen[task][number : number + 1], arms):
+                answer = await _answer(clients[arm[0]], text, arm[1])
+                if before_loop(answer.result.token_ids) >= _SHORTEST:
+                    found[*arm, task].take(answer)
             print(f"prompt {number + 1} of {count}, {task}", file=sys.stderr, flush=True)
     return [_row(name, k, task, found) for name, k, task in found]
 

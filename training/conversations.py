@@ -78,6 +78,12 @@ def read_prompts(paths: Iterable[Path]) -> list[tuple[str, str]]:
     return found
 
 
+def spread(prompts: Sequence[str], count: int) -> list[str]:
+    """At most `count` of the prompts, evenly spread over all of them: benchmarks list theirs kind by kind."""
+    count = min(count, len(prompts))
+    return [prompts[number * len(prompts) // count] for number in range(count)]
+
+
 def lines(path: Path, size: int | None = None) -> Iterator[tuple[str, dict[str, Any]]]:
     """How errors name it, and what it holds, of each line of a file (its first `size` bytes), a JSON object each.
 

@@ -22,7 +22,7 @@ from services.model.shipped import find_drafter
 from services.verifier.target import Target
 from training.acceptance import Acceptance, measure
 from training.command import ended
-from training.conversations import LONGEST, Conversation, read_prompts
+from training.conversations import LONGEST, Conversation, read_prompts, spread
 from training.features import Extractor
 from training.offline import PATHS, Drafter, without_selector
 
@@ -92,8 +92,8 @@ def evaluate(args: argparse.Namespace) -> Row:
     arch, over_answers = read_draft_arch(folder), Drafter(folder, model, args.vocabulary)
     prompts: dict[str, list[str]] = {}
     for task, text in read_prompts(args.prompts):
-        if len(prompts.setdefault(task, [])) < args.count:
-            prompts[task].append(text)
+        prompts.setdefault(task, []).append(text)
+    prompts = {task: spread(texts, args.count) for task, texts in prompts.items()}
     drafts, rows = arch.max_draft_tokens, list[Row]()
     answers: dict[str, Acceptance] = {}
     with tempfile.TemporaryDirectory() as scratch:
@@ -168,7 +168,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--prompts", type=Path, nargs="+", required=True, help='files, or folders, of {"task", "prompt"} lines'
     )
-    parser.add_argument("--count", type=int, default=20, help="prompts of each task, the first ones")
+    parser.add_argument("--count", type=int, default=20, help="prompts of each task, evenly spread")
     parser.add_argument("--temperatures", type=_numbers, default=[0.0, 1.0], help="0 must be among them: 0,1")
     parser.add_argument("--vocabulary", type=int, default=8192, help="most frequent ids that are drafted")
     parser.add_argument("--seed", type=int, default=0, help="of what is drawn")

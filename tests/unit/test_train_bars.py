@@ -58,7 +58,7 @@ async def test_acceptance_is_held_against_limits_and_ngrams(monkeypatch: pytest.
 async def test_ablation_compares_and_tells_the_card(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole, bare = {"gsm8k": counted((30, 10), (30, 12))}, {"gsm8k": counted((30, 12), (30, 15))}
     monkeypatch.setattr(ablation, "without_selector", lambda folder, out: out)
-    monkeypatch.setattr(ablation, "by_task", lambda bench, path, name: whole if path == tmp_path else bare)
+    monkeypatch.setattr(ablation, "by_task", lambda bench, path, name, count: whole if path == tmp_path else bare)
     bench = Bench("train/x", BENCH.prompts, False, 0.0, tmp_path)
     (bar,) = (await bars_of(ablation, bench)).values()
     assert bar.name == "selector, gsm8k" and bar.measured == pytest.approx(27 / 22) and bar.passed

@@ -19,14 +19,15 @@ from training.acceptance import interval
 from training.offline import without_selector
 
 MINUTES = 5
+_PROMPTS = 20  # of each task
 
 
 async def measure(bench: Bench) -> AsyncIterator[Bar]:
     """A bar per task for the selector; told without one, what the card says."""
     folder = bench.checkpoint()
     with tempfile.TemporaryDirectory(prefix="kadence-bars-") as scratch:
-        whole = by_task(bench, folder, "with its selector")
-        bare = by_task(bench, without_selector(folder, Path(scratch) / "bare"), "without")
+        whole = by_task(bench, folder, "with its selector", _PROMPTS)
+        bare = by_task(bench, without_selector(folder, Path(scratch) / "bare"), "without", _PROMPTS)
     for task, found in whole.items():
         gain = found.pooled / bare[task].pooled
         # The greedy answers are the same but for roundings, so their steps alone are compared.

@@ -12,22 +12,26 @@ from deploy.config import DEFAULT_MODEL
 from services.model.fetch import resolve
 from training import acceptance
 from training.acceptance import Acceptance
+from training.conversations import spread
 from training.evaluate import cluster, summary
 
-MINUTES = 5
-_PROMPTS = 20  # of each task, the first ones
+MINUTES = 10
+_PROMPTS = 40  # of each task
 LIMITS = {"gsm8k": 2.5, "humaneval": 2.1, "mt_bench": 1.7}
 LIGHTLY_TRAINED = {"gsm8k": 1.98, "humaneval": 1.66, "mt_bench": 1.36}
 """Of a drafter of the same shape after 44 minutes of training on 210 thousand tokens."""
 AIM = 3.5
 
 
-def by_task(bench: Bench, checkpoint: Path | None, name: str) -> dict[str, Acceptance]:
-    """What the drafter brings on the bench's prompts; without a checkpoint that is n-grams. `name` is for progress."""
+def by_task(bench: Bench, checkpoint: Path | None, name: str, count: int = _PROMPTS) -> dict[str, Acceptance]:
+    """What the drafter brings on `count` of the bench's prompts of each task; without a checkpoint that is n-grams.
+
+    `name` is for progress.
+    """
     model, found = resolve(DEFAULT_MODEL, allow_fetch=True), {}
     with cluster(model, checkpoint, drafter.BLOCK_DRAFTS, drafter.VOCABULARY) as llm:
         for task, texts in bench.prompts.by_task.items():
-            some = texts[: bench.rounds(_PROMPTS)]
+            some = spread(texts, bench.rounds(count))
             found[task] = acceptance.measure(llm, some, temperature=0.0, max_draft_tokens=drafter.BLOCK_DRAFTS)
             bench.say(f"{name}, {task}: {found[task].pooled:.2f}")
     return found

@@ -19,10 +19,10 @@ from bench.cluster import running
 from bench.load import Answer, play
 from kadence import AsyncClient
 from training.acceptance import TOKENS
-from training.conversations import before_loop
+from training.conversations import before_loop, spread
 
-MINUTES = 7
-_PROMPTS = 12  # of each task, the first ones
+MINUTES = 13
+_PROMPTS = 12  # of each task
 LENGTHS = (2, 3, 5, 7)
 LIMIT, AIM = 1.25, 2.0
 _SHORTEST = 8  # tokens of an answer that has a rate
@@ -45,11 +45,13 @@ async def measure(bench: Bench) -> AsyncIterator[Bar]:
             cluster = stack.enter_context(running("grpc", values))
             clients[name] = await stack.enter_async_context(AsyncClient(cluster.endpoint))
             await play(clients[name], [{"prompt": "Hello", "max_tokens": 16}])
-        for number in range(bench.rounds(_PROMPTS)):
-            for task, texts in bench.prompts.by_task.items():
-                for k, rate in (await _each(clients, texts[number % len(texts)])).items():
+        count = bench.rounds(_PROMPTS)
+        prompts = {task: spread(texts, count) for task, texts in bench.prompts.by_task.items()}
+        for number, task in itertools.product(range(count), prompts):
+            for text in prompts[task][number : number + 1]:
+                for k, rate in (await _each(clients, text)).items():
                     rates[task][k].append(rate)
-            bench.say(f"prompt {number + 1} of {bench.rounds(_PROMPTS)} of each task")
+            bench.say(f"prompt {number + 1} of {count}, {task}")
     best = best_length(rates)
     for k in sorted(LENGTHS, key=lambda k: (k != best, k)):
         for task, by_k in rates.items():

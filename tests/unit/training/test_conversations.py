@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kadence.errors import ConfigError
-from training.conversations import Conversation, before_loop, read, read_prompts
+from training.conversations import Conversation, before_loop, read, read_prompts, spread
 
 
 def written(path: Path, *lines: object) -> Path:
@@ -126,3 +126,10 @@ def test_wrong_prompts_are_told(tmp_path: Path, line: object, told: str) -> None
 def test_no_prompts_are_told(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no prompts there"):
         read_prompts([tmp_path])
+
+
+def test_prompts_are_spread_over_all() -> None:
+    prompts = [str(number) for number in range(10)]
+    assert spread(prompts, 4) == ["0", "2", "5", "7"]
+    assert spread(prompts, 10) == spread(prompts, 99) == prompts
+    assert spread(prompts, 1) == ["0"] and spread([], 3) == []
