@@ -22,7 +22,8 @@ from services.drafter.config import DrafterConfig
 from services.drafter.service import DrafterService
 from services.runtime import config as runtime_config
 from services.runtime.channels import connect
-from tests.contract.fake_scheduler import FakeScheduler, serving, until
+from tests.contract.fake_scheduler import FakeScheduler, serving
+from tests.support.scheduling import until
 
 ROOT = Path(__file__).resolve().parents[2]
 SETTINGS = {"drafter.max_sessions": 3, "drafter.heartbeat_seconds": 0.2, "drafter.max_draft_tokens": 8}

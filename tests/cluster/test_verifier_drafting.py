@@ -21,9 +21,10 @@ from services.runtime.heartbeat import beat
 from services.runtime.inproc import InprocServer
 from services.verifier.drafter_link import Side, check_drafter
 from services.verifier.target import Target
-from tests.contract.fake_scheduler import Answer, FakeScheduler, serving, until
+from tests.contract.fake_scheduler import Answer, FakeScheduler, serving
 from tests.support.decoding import Client, Verifier, client, running
 from tests.support.engine_harness import Harness, request
+from tests.support.scheduling import until
 from tests.support.tiny_llama import TinyLlama
 
 ROOT = Path(__file__).resolve().parents[2]

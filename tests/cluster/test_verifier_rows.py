@@ -12,7 +12,7 @@ from services.drafter.config import DrafterConfig
 from services.drafter.service import DrafterService
 from services.runtime import config as runtime_config
 from tests.cluster.test_verifier_drafting import PROMPT, Scene, scene
-from tests.contract.fake_scheduler import until
+from tests.support.scheduling import until
 from tests.support.tiny_drafter import TARGET_LAYERS, write_drafter
 from tests.support.tiny_llama import TinyLlama
 

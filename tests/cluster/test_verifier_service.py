@@ -18,8 +18,9 @@ from kadence.internal import control_pb2, verifier_pb2_grpc
 from kadence.internal import verifier_pb2 as pb
 from kadence.v1 import types_pb2
 from services.runtime.channels import connect
-from tests.contract.fake_scheduler import Answer, FakeScheduler, serving, until
+from tests.contract.fake_scheduler import Answer, FakeScheduler, serving
 from tests.support.decoding import Verifier, client, running
+from tests.support.scheduling import until
 from tests.support.tiny_llama import TinyLlama
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -18,7 +18,7 @@ from services.runtime import config as runtime_config
 from services.runtime.channels import connect
 from services.verifier.config import VerifierConfig
 from services.verifier.service import VerifierService
-from tests.contract.fake_scheduler import until
+from tests.support.scheduling import until
 
 SETTINGS: dict[str, Any] = {
     "model.dtype": "float32",

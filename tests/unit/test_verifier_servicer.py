@@ -13,7 +13,7 @@ from kadence.v1 import types_pb2
 from services.verifier.outcomes import Update
 from services.verifier.request import FinishReason, Request, Terminal
 from services.verifier.servicer import VerifierServicer
-from tests.contract.fake_scheduler import until
+from tests.support.scheduling import until
 
 
 class FakeEngine(SimpleNamespace):
