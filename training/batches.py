@@ -58,16 +58,21 @@ def draw(examples: Sequence[Example], anchors: int, step: int, seed: int) -> lis
 
 
 def assemble(
-    examples: Sequence[Example], anchors: Sequence[Tensor], size: int, vocabulary: Tensor, gamma: float
+    examples: Sequence[Example],
+    anchors: Sequence[Tensor],
+    size: int,
+    vocabulary: Tensor,
+    gamma: float,
+    dtype: torch.dtype,
 ) -> Batch:
     """Blocks of `size` slots at `anchors`, the same number in each example.
 
     vocabulary int64 [V]: place of each id in the draft vocabulary, or -1. Position k weighs exp(-(k - 1) / gamma), 0
-    where the answer has ended.
+    where the answer has ended. dtype: that of the taps, in which the drafter computes.
     """
     longest, width = max(len(e.tokens) for e in examples), examples[0].taps.shape[1]
     longest = -(-longest // _MULTIPLE) * _MULTIPLE
-    taps = torch.zeros(len(examples), longest, width, dtype=examples[0].taps.dtype)
+    taps = torch.zeros(len(examples), longest, width, dtype=dtype)
     parts = []
     steps = torch.arange(1, size)
     for number, (example, places) in enumerate(zip(examples, anchors, strict=True)):

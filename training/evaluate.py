@@ -17,6 +17,7 @@ from typing import Any, Literal
 from kadence.cluster import LLM
 from kadence.errors import ConfigError
 from services.drafter.draft_arch import read_draft_arch
+from services.model.dtypes import resolve_dtype
 from services.model.fetch import resolve
 from services.model.shipped import find_drafter
 from services.verifier.target import Target
@@ -76,7 +77,7 @@ def summary(found: Acceptance) -> Row:
 
 def offline(drafter: Drafter, model: Path, answers: dict[str, Acceptance]) -> dict[str, Row]:
     """By task: what the drafter holds, over the target's own answers."""
-    extract = Extractor(Target(model, "bfloat16"), drafter.taps)
+    extract = Extractor(Target(model, "auto"), drafter.taps)
     found = {}
     for task, acceptance in answers.items():
         known = [Conversation(a.prompt_ids, a.token_ids[: a.kept]) for a in acceptance.answers]
@@ -89,7 +90,7 @@ def offline(drafter: Drafter, model: Path, answers: dict[str, Acceptance]) -> di
 def evaluate(args: argparse.Namespace) -> Row:
     """Everything that is measured, as the file holds it."""
     model, folder = resolve(args.model), find_drafter(args.drafter)
-    arch, over_answers = read_draft_arch(folder), Drafter(folder, model, args.vocabulary)
+    arch, over_answers = read_draft_arch(folder), Drafter(folder, model, args.vocabulary, resolve_dtype("auto"))
     prompts: dict[str, list[str]] = {}
     for task, text in read_prompts(args.prompts):
         prompts.setdefault(task, []).append(text)

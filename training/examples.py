@@ -155,13 +155,13 @@ class _Chunk:
 def write(
     path: Path, conversations: Sequence[Conversation], examples: Sequence[Example], origin: Origin | None = None
 ) -> None:
-    """Stores the examples of conversations; whoever reads the folder sees the whole file or none. Raises OSError."""
+    """Stores examples, their taps in bfloat16; whoever reads the folder sees the whole file or none. Raises OSError."""
     tensors = {
         "digests": torch.tensor([list(conversation.digest) for conversation in conversations], dtype=torch.uint8),
         "lengths": torch.tensor([len(example.tokens) for example in examples], dtype=torch.int32),
         "prompts": torch.tensor([example.prompt for example in examples], dtype=torch.int32),
         "tokens": torch.cat([example.tokens for example in examples]).int(),
-        "taps": torch.cat([example.taps for example in examples]),
+        "taps": torch.cat([example.taps for example in examples]).bfloat16(),
         "ids": torch.cat([example.ids for example in examples]).int(),
         "p": torch.cat([example.p for example in examples]).half(),
     }

@@ -21,6 +21,7 @@ from kadence.errors import ConfigError
 from services.kernels.candidates import candidates
 from services.kernels.device import moved
 from services.model.arch import read_arch
+from services.model.dtypes import resolve_dtype
 from services.model.fetch import resolve
 from services.model.weights import Checkpoint
 from services.verifier import batch
@@ -164,7 +165,8 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _make(args: argparse.Namespace) -> None:
-    target = load(resolve(args.model), torch.bfloat16, machine(args))
+    device = machine(args)
+    target = load(resolve(args.model), resolve_dtype("auto", device), device)
     extract = Extractor(target, args.taps)
     longest = min(LONGEST, target.arch.max_position)
     extend(args.out, read(args.data, target.arch.vocab_size, longest), extract)

@@ -46,8 +46,8 @@ class Offline:
 class Drafter:
     """A trained drafter, read to draft over whole answers at once."""
 
-    def __init__(self, folder: Path, target: Path, vocabulary: int, dtype: torch.dtype = torch.bfloat16) -> None:
-        """vocabulary: how many ids of the folder's ranking it drafts. dtype: that of the examples' taps.
+    def __init__(self, folder: Path, target: Path, vocabulary: int, dtype: torch.dtype) -> None:
+        """vocabulary: how many ids of the folder's ranking it drafts. dtype: in which it computes.
 
         Raises CheckpointError or ConfigError.
         """
@@ -57,7 +57,7 @@ class Drafter:
         with Checkpoint(target) as tensors:
             embedding = tensors.take("model.embed_tokens.weight", shape, dtype)
             head = embedding if model.tied_head else tensors.take("lm_head.weight", shape, dtype)
-        self.taps = arch.taps
+        self.taps, self._dtype = arch.taps, dtype
         self._head = head[ids]
         self._places = torch.full((model.vocab_size,), -1)
         self._places[ids] = torch.arange(len(ids))
@@ -86,7 +86,7 @@ class Drafter:
 
     def _over(self, example: Example, own: list[float]) -> Hits:
         anchors = torch.arange(example.prompt, len(example.tokens) - 1)
-        batch = batches.assemble([example], [anchors], self._model.arch.block_size, self._places, gamma=1.0)
+        batch = batches.assemble([example], [anchors], self._model.arch.block_size, self._places, 1.0, self._dtype)
         return hits(self._model, self._head, batch, own)
 
 

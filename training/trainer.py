@@ -15,6 +15,7 @@ from kadence.errors import CheckpointError, ConfigError
 from services.drafter.draft_vocabulary import read_draft_vocabulary
 from services.kernels.device import moved
 from services.model.arch import read_arch
+from services.model.dtypes import resolve_dtype
 from services.model.weights import Checkpoint
 from training import batches, checkpoint, files
 from training.examples import Cache
@@ -44,10 +45,10 @@ class Trainer:
             raise ConfigError(
                 f"the features are of taps {cache.taps}, {cache.width} wide; the recipe's are {recipe.taps}"
             )
-        shape = (arch.vocab_size, arch.hidden_size)
+        shape, self._dtype = (arch.vocab_size, arch.hidden_size), resolve_dtype("auto", device)
         with Checkpoint(target) as tensors:
-            embedding = tensors.take("model.embed_tokens.weight", shape, torch.bfloat16)
-            head = embedding if arch.tied_head else tensors.take("lm_head.weight", shape, torch.bfloat16)
+            embedding = tensors.take("model.embed_tokens.weight", shape, self._dtype)
+            head = embedding if arch.tied_head else tensors.take("lm_head.weight", shape, self._dtype)
             fingerprint = tensors.fingerprint(ignore=["lm_head.weight"] if arch.tied_head else [])
         if cache.model not in ("", fingerprint):
             raise ConfigError(f"the features are of the model {cache.model}; {target} is {fingerprint}")
@@ -146,7 +147,8 @@ class Trainer:
     def _batch(self, indices: list[int], step: int, seed: int) -> batches.Batch:
         r, examples = self.recipe, [self._cache[index] for index in indices]
         anchors = batches.draw(examples, r.anchors, step, seed)
-        return moved(batches.assemble(examples, anchors, r.block, self.places, r.gamma), self._device)
+        batch = batches.assemble(examples, anchors, r.block, self.places, r.gamma, self._dtype)
+        return moved(batch, self._device)
 
     def _loss(self, batch: batches.Batch) -> tuple[Tensor, dict[str, float]]:
         r, labels, selector = self.recipe, batch.labels, self.model.candidate_selector

@@ -23,20 +23,22 @@ def padded(rows: int) -> int:
     return -(-rows // step) * step
 
 
+def _packs_bfloat16() -> bool:
+    return torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+
+
 class Linear:
     """y = x W^T + b, optionally added to a residual.
 
     On a CPU in bfloat16 the weight is kept in oneDNN's blocked layout: a plain `F.linear` re-orders it on every call,
-    which costs as much as the product itself for decode shapes.
+    which costs as much as the product itself for decode shapes. oneDNN packs it only for CPUs with AVX512BW.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         """weight [out, in], bias [out]."""
         self.bias = bias
         self.out_features, self.in_features = weight.shape
-        self.packed = (
-            weight.device.type == "cpu" and weight.dtype == torch.bfloat16 and torch.backends.mkldnn.is_available()
-        )
+        self.packed = weight.device.type == "cpu" and weight.dtype == torch.bfloat16 and _packs_bfloat16()
         self.weight = torch.ops.mkldnn._reorder_linear_weight(weight, _ROWS_HINT) if self.packed else weight
 
     def __call__(self, x: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ import torch
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from services.kernels.attention_plan import Layout
+from services.model import linear
 from services.model.linear import Linear
 from services.model.norm import RMSNorm
 from services.verifier.batch import Work, attention_for, plan
@@ -83,6 +84,20 @@ def test_logits_are_those_of_transformers(shape: str, tmp_path: Path) -> None:
     assert (rough.float() - wanted).square().mean().sqrt() < 0.05 * wanted.std()
 
 
+def test_linear_where_the_processor_packs_no_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on CPUs without AVX512BW, for which oneDNN refuses to lay weights out."""
+    monkeypatch.setattr(linear, "_packs_bfloat16", lambda: False)
+    x, weight, residual = (
+        torch.randn(shape, generator=torch.Generator().manual_seed(5)).bfloat16()
+        for shape in ((9, 40), (24, 40), (9, 24))
+    )
+    layer = Linear(weight)
+    exact = x.double() @ weight.double().T
+    assert not layer.packed
+    torch.testing.assert_close(layer(x).double(), exact, rtol=2.0**-7, atol=0.05)
+    torch.testing.assert_close(layer.add_to(residual, x).double(), exact + residual.double(), rtol=2.0**-7, atol=0.1)
+
+
 def test_native_attention_gives_the_same_logits(tmp_path: Path) -> None:
     """A prompt in two chunks, the second beside a decode row of another request, against whole prompts in float32."""
     llama = TinyLlama(tmp_path, seed=6, head_dim=32)
@@ -118,4 +133,6 @@ def test_no_rows_wanted_no_logits(tiny_llama: TinyLlama) -> None:
 
 def test_dtype_names() -> None:
     assert resolve_dtype("float32") == torch.float32 and resolve_dtype("bfloat16") == torch.bfloat16
-    assert resolve_dtype("auto") in (torch.float32, torch.bfloat16)
+    assert resolve_dtype("auto") == resolve_dtype("auto", torch.device("cpu")) in (torch.float32, torch.bfloat16)
+    assert resolve_dtype("auto", torch.device("cuda")) == torch.bfloat16
+    assert resolve_dtype("float32", torch.device("cuda")) == torch.float32

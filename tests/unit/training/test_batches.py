@@ -89,12 +89,12 @@ def test_draw() -> None:
 
 def test_assemble() -> None:
     anchors = [torch.tensor([9, 15, 21]), torch.tensor([30, 38, 38]), torch.tensor([9, 9, 9])]
-    batch = batches.assemble(EXAMPLES, anchors, SIZE, PLACES, GAMMA)
+    batch = batches.assemble(EXAMPLES, anchors, SIZE, PLACES, GAMMA, torch.bfloat16)
     blocks, labels = batch.blocks, batch.labels
     assert blocks.taps.shape == (3, 48, 8)  # the longest, on to a multiple of 16
     row = 0
     for number, (one, places) in enumerate(zip(EXAMPLES, anchors, strict=True)):
-        assert torch.equal(blocks.taps[number, : len(one.tokens)], one.taps)
+        assert torch.equal(blocks.taps[number, : len(one.tokens)], one.taps.bfloat16())
         assert not blocks.taps[number, len(one.tokens) :].any()
         for n, anchor in enumerate(places.tolist()):
             assert blocks.anchors[number, n] == anchor and blocks.tokens[number, n] == one.tokens[anchor]

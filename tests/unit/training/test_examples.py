@@ -50,6 +50,13 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
         assert torch.allclose(got.p, example.p, atol=5e-4)  # kept in half precision
 
 
+def test_taps_are_kept_in_bfloat16_whatever_they_were_computed_in(tmp_path: Path) -> None:
+    conversations, examples = some(2, 1)
+    wide = [replace(e, taps=e.taps.float() + 1e-4) for e in examples]
+    write(tmp_path / "a.safetensors", conversations, wide, ORIGIN)
+    assert torch.equal(Cache(tmp_path)[1].taps, wide[1].taps.bfloat16())
+
+
 def test_prompts_are_told_apart_whatever_is_answered(tmp_path: Path) -> None:
     conversations, examples = some(4, 1)
     prompts = [conversations[i].prompt for i in (0, 1, 0, 1)]
