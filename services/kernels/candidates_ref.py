@@ -12,8 +12,8 @@ _CHUNK = 128  # ids whose maximum is taken first
 def candidates(logits: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
     """logits [n, V], 0 < k <= V -> (values float32 [n, k] descending, ids int64 [n, k], logsumexp float32 [n]).
 
-    Ties go to the smaller id. The row is not sorted: what is among the best k lies in the k chunks of the largest
-    maxima, ties to the earlier chunk.
+    Ties go to the smaller id; NaN counts as -inf. The row is not sorted: what is among the best k lies in the k chunks
+    of the largest maxima, ties to the earlier chunk.
     """
     rows, size = logits.shape
     chunks = F.pad(logits, (0, -size % _CHUNK), value=-torch.inf).view(rows, -1, _CHUNK)
@@ -31,7 +31,8 @@ def _largest(values: Tensor, k: int) -> Tensor:
     torch.topk promises no order of ties, so what it compares is made unique: an integer that orders as the float
     does, above the place.
     """
-    bits = (values.float() + 0.0).view(torch.int32)  # + 0.0: -0.0 and 0.0 are equal
+    numbers = values.float() + 0.0  # + 0.0: -0.0 and 0.0 are equal
+    bits = numbers.masked_fill_(numbers.isnan(), -torch.inf).view(torch.int32)
     ordered = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).long()
     places = torch.arange(values.shape[1], device=values.device)
     return torch.topk((ordered << 32) - places, k, dim=-1).indices

@@ -71,6 +71,17 @@ def test_other_counts_and_extremes(find: Callable[..., Found]) -> None:
 
 
 @pytest.mark.parametrize("find", BOTH)
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_rows_that_are_no_numbers_spoil_no_other(find: Callable[..., Found], sign: float) -> None:
+    logits = torch.randn(3, 330, generator=torch.Generator().manual_seed(4))
+    wanted = find(logits[[0, 2]], 16)
+    logits[1] = torch.tensor(torch.nan).copysign(torch.tensor(sign))
+    got = find(logits, 16)
+    assert all(torch.equal(a[[0, 2]], b) for a, b in zip(got, wanted, strict=True))
+    assert ((got[1] >= 0) & (got[1] < 330)).all()
+
+
+@pytest.mark.parametrize("find", BOTH)
 def test_rows_of_a_wider_tensor(find: Callable[..., Found]) -> None:
     noise = torch.Generator().manual_seed(3)
     check(find, torch.randn(4, 700, generator=noise)[:, :333], 8)
