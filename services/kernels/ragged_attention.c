@@ -8,7 +8,6 @@
 // Compiled for one HEAD_DIM (a multiple of 32), PAGE (a multiple of 16) and AMX (1 where the process may use it).
 #include <immintrin.h>
 #include <stdint.h>
-#include <stdlib.h>
 
 #include "exp2.h"
 
@@ -17,6 +16,8 @@
 #define ROWS 4  // rows that share one pass over K or V, in vectors
 
 typedef uint16_t bf16;
+typedef bf16 number;
+#include "ragged_attention.h"
 
 #if AMX && defined(__AMX_BF16__)
 #define TILES 1
@@ -77,24 +78,6 @@ static inline float softmax_row(float *scores, bf16 *probs, int64_t from, int64_
     return _mm512_reduce_add_ps(sum);
 }
 
-// The keys that a block's queries can see: cells [base, base + keys) of its request, in whole sixteens. `padded` is the
-// row stride of scores and probabilities, in whole thirty-twos.
-typedef struct {
-    int64_t base, keys, padded;
-    const int64_t *table;
-} Span;
-
-static inline Span span_of(int64_t start, int64_t end, int64_t window, const int64_t *table) {
-    const int64_t base = window && start >= window ? (start - window + 1) & -16 : 0;
-    return (Span){base, (end - base + 15) & -16, (end - base + 31) & -32, table};
-}
-
-// Row of key or value number k of the span. Unsigned, for then the divisions are shifts.
-static inline const bf16 *cell(const bf16 *pages, const Span *span, int64_t k) {
-    const uint64_t at = (uint64_t)(span->base + k);
-    return pages + span->table[at / PAGE] * (PAGE * HEAD_DIM) + (at % PAGE) * HEAD_DIM;
-}
-
 // Sixteen keys, pair-major: tile[p] is the p-th pair of numbers of each.
 static inline void load_keys(const bf16 *keys, const Span *span, int64_t k, __m512i *tile) {
     const uint32_t *from = (const uint32_t *)cell(keys, span, k);
@@ -109,17 +92,6 @@ static inline void store_columns(__m512 low, __m512 high, __m512 by, bf16 *to) {
     __m512 y = _mm512_mul_ps(_mm512_permutex2var_ps(low, second, high), by);
     _mm256_storeu_si256((__m256i *)to, (__m256i)_mm512_cvtneps_pbh(x));
     _mm256_storeu_si256((__m256i *)(to + 16), (__m256i)_mm512_cvtneps_pbh(y));
-}
-
-// Where the block's output rows go; rows are the query heads of a token, then the next token's.
-typedef struct {
-    bf16 *rows;
-    int64_t stride;
-    int fold;
-} Output;
-
-static inline bf16 *output_row(const Output *out, int row) {
-    return out->rows + (row / out->fold) * out->stride + (row % out->fold) * HEAD_DIM;
 }
 
 #if TILES
@@ -269,79 +241,41 @@ static void weigh(const bf16 *probs, const float *sums, int rows, const bf16 *va
 }
 #endif
 
-// Floats that `attend` works in. Rows are counted in whole sixteens, for tiles.
+// Rows are counted in whole sixteens, for tiles.
 static inline int64_t work_of(int rows, const Span *span) {
     const int64_t tall = (rows + 15) & -16;
     return tall * (span->padded + PAIRS + span->padded / 2 + 1);
 }
 
-// One block and KV head. `keys` and `values` are the head's pages.
-static void attend(const bf16 *q, int64_t q_stride, int fold, int tokens, int64_t start, int64_t end, int causal,
-                   int64_t window, const bf16 *keys, const bf16 *values, Span span, Output out, float *work,
-                   float scale) {
-    const int rows = tokens * fold, tall = (rows + 15) & -16;
-    float *scores = work;
-    uint32_t *queries = (uint32_t *)(scores + tall * span.padded);
-    bf16 *probs = (bf16 *)(queries + tall * PAIRS);
-    float *sums = (float *)(probs + tall * span.padded);
-    for (int i = 0; i < rows; i++) {
-        const uint32_t *row = (const uint32_t *)(q + (i / fold) * q_stride + (i % fold) * HEAD_DIM);
-        for (int p = 0; p < PAIRS; p++) queries[i * PAIRS + p] = row[p];
-    }
-    score(queries, rows, keys, &span, scores);
-    for (int i = 0; i < rows; i++) {
-        const int64_t position = start + i / fold, at = i * span.padded;
-        int64_t from = 0, to = causal ? position + 1 : end;
-        if (window) {
-            from = position >= window ? position - window + 1 : 0;
-            to = to < position + window ? to : position + window;
-        }
-        sums[i] = softmax_row(scores + at, probs + at, from - span.base, to - span.base, span.padded, scale);
-    }
-    weigh(probs, sums, rows, values, &span, out);
+static void begin_thread(void) {
+#if TILES
+    configure_tiles();
+#endif
 }
 
-// q [n, q_stride], cache [2 * kv_heads * num_pages, PAGE * HEAD_DIM], out [n, out_stride]. Block b has `tokens[b]` query
-// tokens, rows first[b] and on, at positions start[b] and on, of the request whose pages are table[owner[b]]. Its queries
-// see keys below end[b]; if `causal` only those up to themselves; if `window` only those less than that far away.
-// Returns 0, or 1 if memory ran out.
-int ragged_attention(const bf16 *q, int64_t q_stride, const bf16 *cache, int64_t num_pages, int kv_heads, int fold,
-                     int blocks, const int64_t *first, const int64_t *tokens, const int64_t *start, const int64_t *end,
-                     const int64_t *owner, const int64_t *table, int64_t table_stride, int causal, int64_t window,
-                     bf16 *out, int64_t out_stride, float scale, int threads) {
-    const int items = blocks * kv_heads;
-    const int64_t head = num_pages * (PAGE * HEAD_DIM);
-    int failed = 0;
-#pragma omp parallel num_threads(threads) if (items > 1)
-    {
-        float *work = NULL;
-        int64_t size = 0;
+static void end_thread(void) {
 #if TILES
-        configure_tiles();
+    _tile_release();
 #endif
-#pragma omp for schedule(dynamic, 1)
-        for (int item = 0; item < items; item++) {
-            const int b = item / kv_heads, h = item % kv_heads;
-            const Span span = span_of(start[b], end[b], window, table + owner[b] * table_stride);
-            const int64_t need = work_of((int)tokens[b] * fold, &span);
-            if (need > size) {
-                free(work);
-                work = aligned_alloc(64, (need * sizeof(float) + 63) & -64);
-                size = work ? need : 0;
-            }
-            if (!work) {
-#pragma omp atomic write
-                failed = 1;
-                continue;
-            }
-            const Output to = {out + first[b] * out_stride + h * fold * HEAD_DIM, out_stride, fold};
-            attend(q + first[b] * q_stride + h * fold * HEAD_DIM, q_stride, fold, (int)tokens[b], start[b], end[b],
-                   causal, window, cache + h * head, cache + (kv_heads + h) * head, span, to, work, scale);
-        }
-        free(work);
-#if TILES
-        _tile_release();
-#endif
+}
+
+static void attend(const Queries *block, const bf16 *keys, const bf16 *values, const Span *span, Output out,
+                   float *work, float scale) {
+    const int fold = block->fold, rows = block->tokens * fold, tall = (rows + 15) & -16;
+    float *scores = work;
+    uint32_t *queries = (uint32_t *)(scores + tall * span->padded);
+    bf16 *probs = (bf16 *)(queries + tall * PAIRS);
+    float *sums = (float *)(probs + tall * span->padded);
+    for (int i = 0; i < rows; i++) {
+        const uint32_t *row = (const uint32_t *)(block->q + (i / fold) * block->stride + (i % fold) * HEAD_DIM);
+        for (int p = 0; p < PAIRS; p++) queries[i * PAIRS + p] = row[p];
     }
-    return failed;
+    score(queries, rows, keys, span, scores);
+    for (int i = 0; i < rows; i++) {
+        const int64_t at = i * span->padded;
+        int64_t from, to;
+        view_of(block, span, i, &from, &to);
+        sums[i] = softmax_row(scores + at, probs + at, from, to, span->padded, scale);
+    }
+    weigh(probs, sums, rows, values, span, out);
 }

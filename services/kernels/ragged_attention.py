@@ -1,7 +1,7 @@
-"""Attention of ragged query blocks over paged K/V in C, for bfloat16 on CPUs with AVX512-BF16.
+"""Attention of ragged query blocks over paged K/V in C: float32 on any CPU, bfloat16 on those with AVX512-BF16.
 
-Against the reference it gathers nothing and pads nothing, reads each key and value once for all rows of a block, and
-keeps scores in float32. `ragged_attention_ref` is the definition; this must agree with it to bfloat16 rounding.
+Against the reference it gathers nothing and pads nothing, reads each key once for all rows of a block, and keeps scores
+in float32. `ragged_attention_ref` is the definition; this must agree with it to the rounding of the type.
 """
 
 from __future__ import annotations
@@ -53,10 +53,12 @@ class RaggedAttention:
         cls, dtype: torch.dtype, num_pages: int, page_size: int, num_kv_heads: int, head_dim: int
     ) -> RaggedAttention | None:
         """The kernel for this geometry, compiled on first use."""
-        if dtype != torch.bfloat16 or not torch.cpu._is_avx512_bf16_supported() or page_size % 16 or head_dim % 32:
-            return None
-        tiles = torch.cpu._is_amx_tile_supported() and torch.cpu._init_amx()  # the system must allow it to a process
-        library = native.load("ragged_attention", HEAD_DIM=head_dim, PAGE=page_size, AMX=int(tiles))
+        library = None
+        if dtype == torch.float32 and head_dim % 32 == 0:
+            library = native.load("ragged_attention_f32", HEAD_DIM=head_dim, PAGE=page_size)
+        elif torch.cpu._is_avx512_bf16_supported() and dtype == torch.bfloat16 and page_size % 16 == head_dim % 32 == 0:
+            tiles = torch.cpu._is_amx_tile_supported() and torch.cpu._init_amx()  # the system must allow it a process
+            library = native.load("ragged_attention", HEAD_DIM=head_dim, PAGE=page_size, AMX=int(tiles))
         if library is None:
             return None
         function = library.ragged_attention

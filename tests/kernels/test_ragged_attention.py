@@ -166,12 +166,21 @@ def test_nothing_outside_a_request_is_seen() -> None:
         assert torch.equal(clean, dirty)
 
 
-needs_native = pytest.mark.skipif(
-    RaggedAttention.find(torch.bfloat16, 4, 16, 2, 32) is None, reason="needs AVX512-BF16 and a C compiler"
-)
+DTYPES = [
+    pytest.param(
+        dtype,
+        marks=pytest.mark.skipif(RaggedAttention.find(dtype, 4, 16, 2, 32) is None, reason=f"needs {needed}"),
+        id=str(dtype).removeprefix("torch."),
+    )
+    for dtype, needed in (
+        (torch.float32, "a C compiler"),
+        (torch.bfloat16, "AVX512-BF16 and a C compiler"),
+    )
+]
+native = pytest.mark.parametrize("dtype", DTYPES)
 
 
-@needs_native
+@native
 @pytest.mark.parametrize("mix", MIXES)
 @pytest.mark.parametrize(
     ("page_size", "heads", "kv_heads", "head_dim"),
@@ -186,64 +195,87 @@ needs_native = pytest.mark.skipif(
         (16, 2, 1, 256),
     ],
 )
-def test_native(mix: str, page_size: int, heads: int, kv_heads: int, head_dim: int) -> None:
+def test_native(mix: str, page_size: int, heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype) -> None:
     for seed in range(2):
-        check(Case(MIXES[mix], page_size, heads, kv_heads, head_dim, torch.bfloat16, native=True), seed)
+        check(Case(MIXES[mix], page_size, heads, kv_heads, head_dim, dtype, native=True), seed)
 
 
-@needs_native
+@native
 @pytest.mark.parametrize(("causal", "window"), VIEWS)
 @pytest.mark.parametrize("mix", ["prefill", "verify", "all at once", "long"])
-def test_native_views(mix: str, causal: bool, window: int) -> None:
+def test_native_views(mix: str, causal: bool, window: int, dtype: torch.dtype) -> None:
     """Chunks longer than a block too: rows of a non-causal block see keys of the blocks after theirs."""
     requests = {**MIXES, "long": [(2 * BLOCK + 3, 70), (BLOCK, 300), (8, 1000)]}[mix]
-    check(Case(requests, 16, 6, 2, 64, torch.bfloat16, native=True, causal=causal, window=window))
+    check(Case(requests, 16, 6, 2, 64, dtype, native=True, causal=causal, window=window))
 
 
-@needs_native
+@pytest.mark.parametrize("dtype", DTYPES[1:])
 @pytest.mark.parametrize("mix", MIXES)
-def test_native_without_tiles(mix: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_native_without_tiles(mix: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on processors that have AVX512-BF16 and no AMX."""
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
     for causal, window in ((True, 0), (False, 17)):
-        case = Case(MIXES[mix], 16, 9, 3, 64, torch.bfloat16, native=True, causal=causal, window=window)
-        check(case)
+        check(Case(MIXES[mix], 16, 9, 3, 64, dtype, native=True, causal=causal, window=window))
 
 
-@needs_native
-def test_native_cuts_long_chunks_into_blocks() -> None:
+@native
+def test_native_cuts_long_chunks_into_blocks(dtype: torch.dtype) -> None:
     mix = [(BLOCK, 0), (BLOCK + 1, 3), (4 * BLOCK + 5, 200), (1, 0)]
-    check(Case(mix, 16, 6, 2, 64, torch.bfloat16, native=True))
+    check(Case(mix, 16, 6, 2, 64, dtype, native=True))
 
 
-@needs_native
-def test_native_never_shows_stale_cells() -> None:
-    clean, _ = run(Case([(3, 30), (1, 7)], 16, 4, 2, 32, torch.bfloat16, native=True))
-    stale, _ = run(Case([(3, 30), (1, 7)], 16, 4, 2, 32, torch.bfloat16, native=True), poison=1e4)
+@native
+def test_native_never_shows_stale_cells(dtype: torch.dtype) -> None:
+    clean, _ = run(Case([(3, 30), (1, 7)], 16, 4, 2, 32, dtype, native=True))
+    stale, _ = run(Case([(3, 30), (1, 7)], 16, 4, 2, 32, dtype, native=True), poison=1e4)
     torch.testing.assert_close(clean, stale, rtol=0, atol=0)
 
 
-@needs_native
-def test_native_softmax_keeps_its_range() -> None:
-    """Scores far apart: one key takes all, and nothing overflows."""
-    kernel = RaggedAttention.find(torch.bfloat16, 1, 16, 1, 32)
+@pytest.mark.parametrize("dtype", DTYPES[:1])
+@pytest.mark.parametrize("page_size", [1, 3, 8])
+def test_native_with_any_pages_in_float32(page_size: int, dtype: torch.dtype) -> None:
+    for mix in MIXES.values():
+        check(Case(mix, page_size, 6, 2, 64, dtype, native=True))
+
+
+@pytest.mark.parametrize("dtype", DTYPES[:1])
+def test_native_gives_a_row_whatever_is_beside_it(dtype: torch.dtype) -> None:
+    """In float32 to the last bit: verified in one block, or one by one."""
+    kernel = RaggedAttention.find(dtype, 12, 16, 3, 64)
     assert kernel is not None
-    cache = torch.zeros(2, 16, 32, dtype=torch.bfloat16)
+    noise = torch.Generator().manual_seed(1)
+    cache, q = torch.randn(72, 1024, generator=noise), torch.randn(8, 9, 64, generator=noise)
+    layout = Layout(12, 16, 3, dtype, native=True)
+    whole = plan_attention([Piece(8, 100, list(range(7)))], layout).blocks
+    assert whole is not None
+    wanted = kernel(q, cache, whole)
+    for row in range(8):
+        one = plan_attention([Piece(1, 100 + row, list(range(7)))], layout).blocks
+        assert one is not None
+        assert torch.equal(kernel(q[row : row + 1], cache, one)[0], wanted[row])
+
+
+@native
+def test_native_softmax_keeps_its_range(dtype: torch.dtype) -> None:
+    """Scores far apart: one key takes all, and nothing overflows."""
+    kernel = RaggedAttention.find(dtype, 1, 16, 1, 32)
+    assert kernel is not None
+    cache = torch.zeros(2, 16, 32, dtype=dtype)
     cache[0, :, 0] = torch.arange(16) * 50.0  # keys
-    cache[1] = torch.arange(16)[:, None].to(torch.bfloat16)  # values
-    blocks = plan_attention([Piece(1, 15, [0])], Layout(1, 16, 1, torch.bfloat16, native=True)).blocks
+    cache[1] = torch.arange(16)[:, None].to(dtype)  # values
+    blocks = plan_attention([Piece(1, 15, [0])], Layout(1, 16, 1, dtype, native=True)).blocks
     assert blocks is not None
-    q = torch.zeros(1, 1, 32, dtype=torch.bfloat16)
+    q = torch.zeros(1, 1, 32, dtype=dtype)
     for sign, best in ((100.0, 15.0), (-100.0, 0.0)):
         q[0, 0, 0] = sign
         got = kernel(q, cache.view(2, -1), blocks)
-        torch.testing.assert_close(got, torch.full((1, 32), best, dtype=torch.bfloat16), rtol=0, atol=1e-30)
+        torch.testing.assert_close(got, torch.full((1, 32), best, dtype=dtype), rtol=0, atol=1e-30)
 
 
 @pytest.mark.parametrize(
     ("dtype", "page_size", "head_dim"),
-    [(torch.float32, 16, 64), (torch.bfloat16, 8, 64), (torch.bfloat16, 16, 40)],
-    ids=["dtype", "page size", "head size"],
+    [(torch.float16, 16, 64), (torch.bfloat16, 8, 64), (torch.bfloat16, 16, 40), (torch.float32, 16, 40)],
+    ids=["dtype", "page size", "head size", "head size, float32"],
 )
 def test_native_is_not_offered_where_it_cannot_run(dtype: torch.dtype, page_size: int, head_dim: int) -> None:
     assert RaggedAttention.find(dtype, 4, page_size, 2, head_dim) is None
