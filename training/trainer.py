@@ -22,6 +22,7 @@ from training.examples import Cache
 from training.held_out import hits
 from training.loss import head_loss, selector_loss
 from training.model import DraftModel
+from training.muon import Muon
 from training.recipe import Recipe
 
 _HELD_OUT = 96  # conversations that a look at held-out ones takes
@@ -67,7 +68,7 @@ class Trainer:
                 f"{held}; some to learn from and some to hold out are needed, add features of more prompts"
             )
         self.step = 0
-        self._optimizers = _optimizers(self.model, recipe)
+        self._optimizers = _optimizers(self.model, recipe, self._dtype)
         self.model.to(device)
 
     @property
@@ -168,8 +169,8 @@ class Trainer:
         return total, found | {"loss": float(total.detach())}
 
 
-def _optimizers(model: DraftModel, recipe: Recipe) -> list[torch.optim.Optimizer]:
-    """Muon (Jordan 2024) for the matrices inside, AdamW for everything else."""
+def _optimizers(model: DraftModel, recipe: Recipe, dtype: torch.dtype) -> list[torch.optim.Optimizer]:
+    """Muon for the matrices inside, AdamW for everything else."""
     parts: dict[str, list[Tensor]] = {"muon": [], "codebooks": [], "others": []}
     for name, parameter in model.named_parameters():
         inside = recipe.muon_rate > 0 and parameter.dim() == 2 and name.startswith(("layers.", "fc."))
@@ -180,6 +181,5 @@ def _optimizers(model: DraftModel, recipe: Recipe) -> list[torch.optim.Optimizer
     found: list[torch.optim.Optimizer] = [torch.optim.AdamW(groups, betas=(0.9, 0.95), weight_decay=0.0, fused=True)]
     if parts["muon"]:
         muon = [{"params": parts["muon"], "peak": recipe.muon_rate}]
-        # its steps made as large as AdamW's, so that one rate means one thing (Liu et al. 2025)
-        found.append(torch.optim.Muon(muon, weight_decay=0.0, adjust_lr_fn="match_rms_adamw"))
+        found.append(Muon(muon, dtype))
     return found
